@@ -124,7 +124,7 @@ def measure(unit: str, clients: int, size: int) -> dict[str, float]:
     units = 1 if unit == "client" else RECORDS
     privacy: dict[str, Any] = {"unit": unit, "epsilon": 8.0, "delta": 1e-5, "clip": 1.0}
     plan = make_plan(
-        nominal=[units] * clients,
+        clients=[units] * clients,
         rounds=2,
         privacy=privacy,
         server=[{"name": "scale", "rate": 0.1}],

@@ -72,7 +72,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "data/module_checks.py": ("data/test_layer_hooks.py", "attacks/test_batch_losses.py"),
     "data/architectures.py": ("data/test_backbones.py",),
     "data/folder_digest.py": ("attacks/test_model_options.py",),
-    "data/hidden.py": ("data/test_frozen_layers.py",),
     "data/places.py": ("data/test_datasets.py", "data/test_tables.py"),
     "data/samplers.py": ("data/test_layer_hooks.py", "data/test_networks.py"),
     "flower.py": ("test_public_api.py", "training/flower/test_strategy.py"),

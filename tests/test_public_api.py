@@ -106,7 +106,7 @@ SIGNATURES = {
     "dpfed.accounting.epsilon_of_event": "(event, delta, adjacency)",
     "dpfed.load": "(folder, *, module=None, base=None, weights=None, mapping=None)",
     "dpfed.calibrate": "(mechanism, *, epsilon, delta, releases, budget_fraction=1.0)",
-    "dpfed.flower.make_plan": "(clients=(), layout=None, *, nominal=None, **sections)",
+    "dpfed.flower.make_plan": "(clients=(), layout=None, **sections)",
     "dpfed.flower.ExactAccountant": "(config, adjacency='zero-out')",
     "dpfed.flower.PLDAccountant": "(config, adjacency='zero-out')",
     "dpfed.flower.private": "(plan, ledger=None, evaluate=None, shards=None)",

@@ -135,8 +135,6 @@ def __dir__() -> list[str]:
 def make_plan(
     clients: int | Sequence[float] = (),
     layout: Layout | Mapping[str, Any] | None = None,
-    *,
-    nominal: Sequence[float] | None = None,
     **sections: Unpack[PlanSections],
 ) -> Plan:
     """A Plan from a recipe's sections: calibrated, and refused if it is unsound.
@@ -150,7 +148,6 @@ def make_plan(
             the population an open one.
         layout: the model's ``layout`` or state dict, for methods that need its shape, and to log a
             warning where the noise leaves little hope; None for all others.
-        nominal: the name of ``clients`` in version 0.2.
         **sections: rounds, method, privacy, client, server, sum, evaluation, seed, name: a recipe's
             own fields, as ``dpfed.run`` takes them.
 
@@ -180,9 +177,7 @@ def make_plan(
     if method is not None:
         tables = with_default(tables, method)
     recipe = parse(tables)
-    sizes = clients if nominal is None else nominal
-    if isinstance(sizes, int):
-        sizes = [_size(recipe, sizes)] * sizes
+    sizes = [_size(recipe, clients)] * clients if isinstance(clients, int) else clients
     plan = plan_for(recipe, sizes, layout)
     if layout is not None:
         warn_of_noise(plan, layout)

@@ -33,7 +33,7 @@ from dpfed.accounting.guarantee import (
     strongest,
 )
 from dpfed.accounting.second_opinion import TOLERANCE, _refuse_outside, checked
-from dpfed.core.errors import DataError, RecipeError, Unpriceable
+from dpfed.core.errors import RecipeError, Unpriceable
 from dpfed.core.sampling import EVERYONE, Poisson
 from dpfed.core.types import Adjacency, Facts, NoiseSource
 from dpfed.flower import make_plan
@@ -172,13 +172,9 @@ def test_the_trade_off_curve_is_that_of_the_best_test(drawn: bool) -> None:
     assert curve == sorted(curve, reverse=True)
 
 
-def test_a_file_without_a_tree_has_its_own_figures_only() -> None:
-    found = stated()
-    bare = replace(found, claims=tuple(replace(claim, event={}) for claim in found.claims))
-    with pytest.raises(DataError, match=r"no tree of events"):
-        bare.epsilon_at(1e-6)
+def test_false_alarms_are_a_probability() -> None:
     with pytest.raises(RecipeError):
-        found.trade_off(1.5)
+        stated().trade_off(1.5)
 
 
 # ------------------------------------------------------------------------ a second accountant
@@ -199,7 +195,7 @@ def test_a_file_without_a_tree_has_its_own_figures_only() -> None:
 def test_a_figure_outside_of_the_second_opinion_is_refused(
     low: Any, high: Any, accounting: str, sound: bool, caplog: Any
 ) -> None:
-    claim, opinion = Claim("all", 1.0, 1e-5, accounting), SecondOpinion(low, high)
+    claim, opinion = Claim("all", 1.0, 1e-5, accounting, {"kind": "NoOp"}), SecondOpinion(low, high)
     if sound:
         _refuse_outside(claim, opinion)
         assert ("RDP has a smaller one" in caplog.text) == (high is not None and high < 1)

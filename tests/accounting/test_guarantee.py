@@ -321,7 +321,7 @@ def test_the_sentence_says_where_the_noise_comes_from():
 
 
 def test_the_sentence_says_which_arithmetic():
-    claims = (Claim(SERVER, 1.0, DELTA, EXACT),)
+    claims = (Claim(SERVER, 1.0, DELTA, EXACT, {"kind": "NoOp"}),)
     ours = (Unit.RECORD, Adjacency.REPLACE_ONE, Trust.LOCAL, ROUNDS, OS)
     assert "; idealized arithmetic;" in Guarantee(claims, *ours).sentence
     assert "; exact integer arithmetic;" in Guarantee(claims, *ours, idealized=False).sentence

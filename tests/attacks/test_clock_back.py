@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -180,19 +179,3 @@ def test_a_file_that_is_none_is_one_sentence_and_no_answer(tmp_path: Path, name:
 def test_the_files_are_their_owners_alone(tmp_path: Path) -> None:
     agreed(tmp_path)
     assert {(tmp_path / n).stat().st_mode & 0o777 for n in (FILE, REVOCATIONS, CLOCK)} == {0o600}
-
-
-def test_approvals_of_0_2_0_are_read_with_their_revocations(tmp_path: Path) -> None:
-    text = terms_for(tmp_path, 2).read_text()
-    asked = read_terms(text)
-    with closing(sqlite3.connect(tmp_path / FILE)) as file, file:
-        file.execute(
-            "CREATE TABLE approvals (name TEXT PRIMARY KEY, fingerprint TEXT, terms TEXT, at TEXT, "
-            "until TEXT, revoked TEXT DEFAULT '', by TEXT)"
-        )
-        day = (asked.fingerprint, text, "2026-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00")
-        file.execute("INSERT INTO approvals VALUES ('on', ?, ?, ?, ?, '', 'me')", day)
-        file.execute("INSERT INTO approvals VALUES ('off', ?, ?, ?, ?, '2026-01-02', 'me')", day)
-    assert Approvals(tmp_path).standing("on")
-    with pytest.raises(UnsoundPlan, match="is revoked here"):
-        Approvals(tmp_path).standing("off")

@@ -146,9 +146,8 @@ def test_a_models_folder_is_pinned_by_its_digest(
     terms = read_terms(text)
     held.permitted(terms)
     change(encoder)
-    for approved in (False, True):
-        with pytest.raises(UnsoundPlan, match=r"pretrained\.folder: encoder as terms\.model pins"):
-            held.permitted(terms, approved=approved)
+    with pytest.raises(UnsoundPlan, match=r"pretrained\.folder: encoder as terms\.model pins"):
+        held.permitted(terms)
     with pytest.raises(UnsoundPlan, match=r"pretrained\.folder"):
         held.permitted(read_terms(asking(tmp_path, {})))  # no pin at all
 
@@ -288,16 +287,6 @@ def test_a_model_that_is_not_the_pinned_one_is_refused_when_it_is_built(
         else:
             with pytest.raises(RecipeError, match="of other names or shapes"):
                 _ = terms.model
-
-
-def test_approved_terms_of_0_2_0_without_a_layout_go_on(
-    tmp_path: Path, listed: RequestHandler
-) -> None:
-    terms = factory_terms(tmp_path, {}, name="network")
-    with pytest.raises(UnsoundPlan, match="approval before a model"):
-        listed.permitted(terms)
-    listed.approvals.approve(terms, terms.text, days=1, by="root")
-    assert "error" not in said(listed.reply(order(terms)))
 
 
 def test_terms_are_written_with_what_a_model_is(tmp_path: Path, listed: RequestHandler) -> None:

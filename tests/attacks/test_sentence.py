@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from safetensors import safe_open
 
 import dpfed
 from dpfed.accounting import gdp
+from dpfed.accounting.guarantee import Guarantee
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.audit.client_laws import MODEL
 from dpfed.cli.explain import gather_statement, markdown
+from dpfed.core.errors import RecipeError
 from dpfed.core.registry import build
 from dpfed.core.sum_protocol import StageReply
 from dpfed.core.types import UPDATE, Facts, Trust
@@ -190,11 +193,18 @@ def test_what_the_server_is_trusted_with_is_said(tmp_path: Path) -> None:
     assert "Trust: none in the server." not in text
     assert "counts its messages and refuses more than the plan has" in " ".join(text.split())
     assert "that the server starts no other training on the data is taken on trust" in text
+
+
+def test_a_file_that_leaves_something_out_is_refused(tmp_path: Path) -> None:
+    """A page would say in its place what nobody has stated: that no noise is kept, for one."""
+    trained(tmp_path, {"epsilon": 2.0, "mechanism": "tree"})
     told = tmp_path / "guarantee.json"
     contents = json.loads(told.read_text(encoding="utf-8"))
-    del contents["budgeted"]  # a file of version 0.1, whose clients did not count
-    told.write_text(json.dumps(contents), encoding="utf-8")
-    assert "the server is trusted to ask no more often than the plan has" in explained(tmp_path)
+    for name in ("sentence", *(each.name for each in fields(Guarantee))):
+        if name in contents:
+            told.write_text(json.dumps({k: v for k, v in contents.items() if k != name}))
+            with pytest.raises(RecipeError, match=name):
+                explained(tmp_path)
 
 
 # -------------------------------------------------------------------------------------------- sinks

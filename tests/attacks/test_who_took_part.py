@@ -104,7 +104,7 @@ def test_one_that_comes_later_without_a_gate_ends_the_word(tmp_path: Path) -> No
     assert held_by(trained(tmp_path, range(5), (0, 1, 2, 3))) == SHIPPED
 
 
-def test_a_checkpoint_of_0_2_does_not_know_and_the_weaker_is_said(tmp_path: Path) -> None:
+def test_a_note_without_the_word_does_not_know_and_the_weaker_is_said(tmp_path: Path) -> None:
     trained(tmp_path, range(5), range(5), until=2)
     path = tmp_path / "asked.json"
     facts = json.loads(path.read_text())
@@ -221,7 +221,7 @@ def test_every_engine_writes_it(tmp_path: Path) -> None:
     assert told["rounds_of"] == {"client 0": 2, "client 1": 2, "client 2": 2}
 
 
-def test_a_page_of_0_2_says_nothing_that_it_does_not_know(tmp_path: Path) -> None:
+def test_a_page_says_nothing_of_who_took_part_where_nobody_is_counted(tmp_path: Path) -> None:
     result = trained(None, range(5), ())
     result.answered = {}
     page = page_of(result, tmp_path / "out")

@@ -63,19 +63,8 @@ def foreign_mechanism(monkeypatch: pytest.MonkeyPatch, factory: Any) -> None:
     monkeypatch.setattr(registry, "find", lambda kind, name: factory)
 
 
-def test_a_mechanism_of_version_0_2_gets_its_facts_one_by_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def theirs(clip: float, trust: Trust, rounds: int, bits: int = 3) -> Any:
-        return SimpleNamespace(clip=clip, trust=trust, rounds=rounds, bits=bits, participation=None)
-
-    foreign_mechanism(monkeypatch, theirs)
-    made = registry.build("mechanisms", "theirs", {"bits": 4}, facts=Facts(2.0), rounds=7)
-    assert (made.clip, made.trust, made.rounds, made.bits) == (2.0, Trust.LOCAL, 7, 4)
-
-
 def test_a_mechanism_says_how_often_units_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    foreign_mechanism(monkeypatch, lambda clip: SimpleNamespace(clip=clip))
+    foreign_mechanism(monkeypatch, lambda facts: SimpleNamespace(clip=facts.clip))
     with pytest.raises(RecipeError, match="'theirs' must have an attribute 'participation'"):
         registry.build("mechanisms", "theirs", {}, facts=Facts())
 

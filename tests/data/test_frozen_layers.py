@@ -60,13 +60,6 @@ def test_scores_and_gradients_are_those_of_the_whole_model(folder: Path, layers:
     assert one.norm() > 0
 
 
-def test_a_recipe_of_0_2_names_the_factory_by_its_former_module() -> None:
-    from dpfed.data import hidden
-
-    assert hidden.top_layers is top_layers
-    assert hidden.hidden_states is hidden_states
-
-
 def test_without_an_adapter_all_parameters_of_these_layers_are_trained(folder: Path) -> None:
     names = Network(top_layers(folder, layers=1, classes=2)).layout.shapes
     assert not any("embeddings" in name or "layer.1" in name for name in names)

@@ -2,8 +2,7 @@
 """The runs whose bits are kept: every method, both sums, and each kind of plan beside them.
 
 Noise is keyed, so a run is a function of the code. ``python -m tests.goldens.make`` wrote
-``runs.json`` and the folder ``kept``; nothing but a change that is meant to change bits may write
-them again.
+``runs.json``; nothing but a change that is meant to change bits may write it again.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def _method(name: str, unit: str, **privacy: Any) -> dict[str, Any]:
 
 
 PRINTED = {"server": [{"name": "sofim"}, {"name": "scale"}]}
-"""What the method's name stood for until 0.2, whose bits are kept."""
+"""The optimizer without the method's untuned rule."""
 
 _AT_CLIENT_LEVEL_ONLY = {"dp-fedavg-ls", "dp-fedsam"}
 

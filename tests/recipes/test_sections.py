@@ -113,7 +113,7 @@ def test_the_two_calls_of_the_issue() -> None:
 
 def test_the_old_name_of_clients_stays() -> None:
     privacy = {"epsilon": 1.0}
-    assert make_plan(nominal=[5, 6], rounds=2, privacy=privacy).nominal == [5.0, 6.0]
+    assert make_plan([5, 6], rounds=2, privacy=privacy).nominal == [5.0, 6.0]
 
 
 def test_a_number_of_clients_says_nothing_of_records() -> None:

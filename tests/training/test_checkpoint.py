@@ -303,43 +303,23 @@ def test_rounds_after_an_older_checkpoint_are_spent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "name", "value"),
+    "value",
     [
-        (3, "rounds", [[8, []]]),
-        (3, "rounds", [[1, [["update", 1, 2.0]]]]),
-        (3, "rounds", [[4, [["update", 1, 1e9]]]]),
-        (3, "rounds", [[4, [["update", 0, 1.0]]]]),
-        (3, "rounds", [[-4, [["update", 1, 1.0]]]]),
-        (2, "books", {"update": [[1.0, 0]]}),
-        (2, "books", {"update": [[2.0, 1]]}),
+        [[8, []]],
+        [[1, [["update", 1, 2.0]]]],
+        [[4, [["update", 1, 1e9]]]],
+        [[4, [["update", 0, 1.0]]]],
+        [[-4, [["update", 1, 1.0]]]],
     ],
 )
-def test_counts_below_the_rounds_that_were_made_are_refused(
-    tmp_path: Path, version: int, name: str, value: Any
-) -> None:
+def test_counts_below_the_rounds_that_were_made_are_refused(tmp_path: Path, value: Any) -> None:
     plan = make_plan(rounds=4)
     run(plan, tmp_path, exchange_of(plan))
     path = tmp_path / "progress.safetensors"
     with safe_open(path, framework="pt") as file:
         facts = json.loads(file.metadata()["facts"])
         tensors = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118
-    facts = {**facts, "version": version, name: value}
+    facts = {**facts, "rounds": value}
     path.write_bytes(save(tensors, {"facts": json.dumps(facts)}))
     with pytest.raises(DataError):
         Checkpoint(tmp_path).load(plan, start(plan, MODEL.initial(0)))
-
-
-def test_a_checkpoint_of_version_0_2_goes_on(tmp_path: Path) -> None:
-    plan = make_plan(rounds=4)
-    with pytest.raises(Died):
-        run(plan, tmp_path, exchange_of(plan), lambda at, now: (at, now) == (2, "before"))
-    path = tmp_path / "progress.safetensors"
-    with safe_open(path, framework="pt") as file:
-        facts = json.loads(file.metadata()["facts"])
-        tensors = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118
-    books = {"update": [[3.0, 1], [2.0, 1]]}
-    facts = {**facts, "version": 2, "books": books}
-    del facts["rounds"]
-    path.write_bytes(save(tensors, {"facts": json.dumps(facts)}))
-    after, _ = run(plan, tmp_path, exchange_of(plan))
-    assert (after.round, updates(after.release_counts)) == (4, 4)

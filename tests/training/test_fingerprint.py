@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ConfigRecord
-from safetensors import safe_open
 
 from dpfed.core.participation import Participation
 from dpfed.core.randomness import Noise
@@ -34,26 +33,15 @@ from dpfed.core.vector import layout_of
 from dpfed.flower import make_plan as plan_for
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.sums.secure import secure
-from dpfed.training.fingerprint import WIRE_FORMAT, legacy_fingerprint
+from dpfed.training.fingerprint import WIRE_FORMAT
 from dpfed.training.plan import Plan
 from dpfed.training.wire.codec import CONTROL, Envelope, Sender, write_reply
-from tests.goldens.runs import GOLDENS, plan_of
 from tests.helpers.rounds import make_plan
-
-KEPT = Path(__file__).parent.parent / "goldens" / "kept" / "flower" / "progress.safetensors"
-
 
 DRAWS = ("gaussian", "clear")
 REPRS: dict[str, list[str]] = json.loads(
     (Path(__file__).parent.parent / "goldens" / "mechanism_reprs.json").read_text(encoding="utf-8")
 )
-
-
-def test_a_checkpoint_of_version_0_1_has_the_same_one() -> None:
-    with safe_open(KEPT, framework="pt") as file:
-        facts = json.loads(file.metadata()["facts"])
-    assert facts["plan"] == legacy_fingerprint(plan_of(GOLDENS["dp-scaffold"]))
-    assert facts["plan"] != plan_of(GOLDENS["dp-scaffold"]).fingerprint()
 
 
 def other(**changes: Any) -> Plan:

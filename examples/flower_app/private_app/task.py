@@ -24,7 +24,7 @@ def plan(context: Context) -> Plan:
     config = context.run_config
     clients = int(config["num-clients"])
     return make_plan(
-        nominal=[RECORDS // clients] * clients,
+        clients=[RECORDS // clients] * clients,
         layout=MODEL.layout,
         rounds=config["num-server-rounds"],
         privacy={key: config[key] for key in ("epsilon", "delta", "clip")},

@@ -49,7 +49,7 @@ def plan(context: Context) -> Plan:
     """The guarantee: each image, over all rounds. Replace-one leaves sizes as they are: public."""
     config = context.run_config
     return make_plan(
-        nominal=[len(part) for part in parts(context, images(context))],
+        clients=[len(part) for part in parts(context, images(context))],
         rounds=config["num-server-rounds"],
         privacy={key: config[key] for key in ("epsilon", "delta", "clip")},
         server=[{"name": "ema"}, {"name": "scale", "rate": config["rate"]}],

@@ -39,7 +39,7 @@ from dpfed.accounting.event_tree import (
 )
 from dpfed.accounting.events import Json
 from dpfed.core.checks import refuse
-from dpfed.core.errors import DataError, Unpriceable
+from dpfed.core.errors import Unpriceable
 from dpfed.core.files import jsonable
 from dpfed.core.sampling import Everyone
 from dpfed.core.types import Adjacency, Mechanism, NoiseSource, Trust, Unit
@@ -67,10 +67,10 @@ class Claim:
     epsilon: float
     delta: float
     accounting: str
+    event: Json
+    """The releases as a tree of dp_accounting's events."""
     delta_reserved: float = 0.0
     """The part of delta for a secure sum's own chance of failure: epsilon is at the rest."""
-    event: Json = field(default_factory=dict)
-    """The releases as a tree of dp_accounting's events; empty in files of version 0.2."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Guarantee:
             delta: at least 1e-300 and below 1; above what a secure sum reserves of it.
             claim: which of the claims, by its place; 0 is the first one.
         """
-        stated = self._with_event(claim)
+        stated = self.claims[claim]
         left = delta - stated.delta_reserved
         return epsilon_of(stated.event, left, self.adjacency)[0] if left > 0 else math.inf
 
@@ -188,7 +188,7 @@ class Guarantee:
             epsilon: a number, at least 0.
             claim: which of the claims, by its place; 0 is the first one.
         """
-        stated = self._with_event(claim)
+        stated = self.claims[claim]
         found = delta_of(stated.event, epsilon, self.adjacency)
         return min(1.0, found + stated.delta_reserved)
 
@@ -197,7 +197,7 @@ class Guarantee:
 
         A secure sum's chance of failure is not in it: that has no rho.
         """
-        stated = self._with_event(claim)
+        stated = self.claims[claim]
         found = gaussian_mu_squared(stated.event, self.adjacency)
         return None if found is None or stated.delta_reserved else found / 2
 
@@ -213,23 +213,14 @@ class Guarantee:
         """
         if not 0 <= false_alarms <= 1:
             raise refuse("false_alarms", "from 0 to 1", false_alarms)
-        stated = self._with_event(claim)
+        stated = self.claims[claim]
         return _missed(stated.event, stated.delta_reserved, self.adjacency, false_alarms)
-
-    def _with_event(self, claim: int) -> Claim:
-        found = self.claims[claim]
-        if not found.event:
-            raise DataError(
-                "this guarantee has no tree of events, as those of version 0.2; only its own "
-                "epsilon and delta are known"
-            )
-        return found
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers and strings, the sentence included."""
         facts = {"sentence": self.sentence, "epsilon": self.epsilon, **asdict(self)}
         for claim in facts["claims"]:
-            square = gaussian_mu_squared(claim["event"], self.adjacency) if claim["event"] else None
+            square = gaussian_mu_squared(claim["event"], self.adjacency)
             claim["mu"] = None if square is None else math.sqrt(square)
         if not self.condition:
             del facts["condition"]

@@ -26,7 +26,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -37,7 +37,6 @@ import msgspec
 from dpfed.accounting.attack_odds import FALSE_ALARM_RATE, Reading, of_100, read_odds
 from dpfed.accounting.guarantee import GATED, Claim, Guarantee, epsilon_of, round_up
 from dpfed.core.errors import RecipeError, Unpriceable
-from dpfed.core.registry import build, installed_only
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.methods import markdown_table
@@ -83,12 +82,18 @@ class StatementMaterial:
         return math.isfinite(self.guarantee.epsilon)
 
 
+_WRITTEN = {each.name for each in fields(Guarantee)} - {"condition", "blocks"} | {"sentence"}
+"""What each guarantee.json says: a default in its place would be a claim that nobody made."""
+
+
 def gather_statement(folder: Path, ledger: Path | None = None) -> StatementMaterial:
     """What a run left in its folder."""
     path = folder / "guarantee.json"
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
         guarantee = msgspec.convert(contents, Guarantee, strict=False)
+        if missing := _WRITTEN - contents.keys():
+            raise ValueError(f"without {', '.join(sorted(missing))}")
     except OSError as error:
         raise RecipeError(
             f"{str(path)!r} cannot be read ({error.strerror}); give the folder that "
@@ -306,13 +311,8 @@ def _rests_on(material: StatementMaterial) -> Section:
 
 def _kept(material: StatementMaterial) -> str:
     """Whether noise is stored, and by whom: correlated noise depends on that of earlier rounds."""
-    found, recipe = material.guarantee, material.recipe
-    correlated = found.correlated
-    if "correlated" not in material.contents:  # an earlier version's file did not say
-        mechanism = "tree" if recipe is None else recipe.privacy.mechanism
-        with installed_only():  # who reads a statement did not choose what its recipe names
-            correlated = not build("mechanisms", mechanism, {}).independent
-    if not correlated:
+    found = material.guarantee
+    if not found.correlated:
         return "both are new for each release, and neither is kept."
     keeper = "the server" if found.trust is Trust.CENTRAL else "each participant"
     return (
@@ -321,18 +321,24 @@ def _kept(material: StatementMaterial) -> str:
     )
 
 
+_COUNTED = (
+    "and the server is not trusted to ask no more often: each participant counts its messages and "
+    "refuses more than the plan has, as dpfed's ClientApp does"
+)
+
+
 def _trust(material: StatementMaterial) -> Iterable[str]:
     found = material.guarantee
     if found.trust is Trust.CENTRAL:
         yield "Trust: the server sees clipped sums in clear and adds the noise: it must be honest."
         return
     if found.trust is Trust.LOCAL:
-        yield f"Trust: each participant's message is private on its own, {_asked(material)}."
+        yield f"Trust: each participant's message is private on its own, {_COUNTED}."
     else:
         yield (
             f"Trust: the server can open only sums with at least {found.shares:g} honest shares of "
             f"noise, by a secure sum (X25519, ChaCha20, AES-GCM); messages before that are not "
-            f"private on their own. It opens one sum a round, {_asked(material)}."
+            f"private on their own. It opens one sum a round, {_COUNTED}."
         )
     if found.budgeted:
         yield "A budget that the data's owner declared in the ledger bounds all trainings on it."
@@ -342,16 +348,6 @@ def _trust(material: StatementMaterial) -> Iterable[str]:
             "budget that the data's owner declares in the ledger would bound all of them."
         )
     yield from _pooling(material)
-
-
-def _asked(material: StatementMaterial) -> str:
-    """Who limits the number of releases to what was accounted for; files of 0.1 do not say."""
-    if "budgeted" in material.contents:
-        return (
-            "and the server is not trusted to ask no more often: each participant counts its "
-            "messages and refuses more than the plan has, as dpfed's ClientApp does"
-        )
-    return "and the server is trusted to ask no more often than the plan has"
 
 
 def _pooling(material: StatementMaterial) -> Iterable[str]:
@@ -378,7 +374,7 @@ MAX_TABLE_ROWS = 40
 def _who_took_part(material: StatementMaterial) -> list[Section]:
     """Who is in the rounds' totals; only the plan's numbers if the client draw is secret."""
     found = material.contents.get("answered")
-    if not isinstance(found, dict) or not found:  # a file of 0.2, or an open population
+    if not isinstance(found, dict) or not found:  # an open population
         return []
     if "expected" in found:
         said = (
@@ -614,7 +610,7 @@ PLURAL = {Unit.RECORD: "records", Unit.GROUP: "persons", Unit.CLIENT: "participa
 
 
 def run_figures(contents: Mapping[str, Any], found: Guarantee) -> Iterator[str]:
-    """Accuracy, participants, rounds and dates; files of earlier versions have none of them."""
+    """Accuracy, participants, rounds and dates."""
     if contents.get("accuracy") is not None:
         yield f"Accuracy: {100 * float(contents['accuracy']):.1f} % at the end."
     if contents.get("participants"):
@@ -637,7 +633,7 @@ def run_figures(contents: Mapping[str, Any], found: Guarantee) -> Iterator[str]:
 
 def refuse_other_figures(contents: Mapping[str, Any], found: Guarantee) -> None:
     """Refuse a file whose sentence and claims differ, or whose claims are below their events."""
-    said = _PAIR.findall(str(contents.get("sentence", found.sentence)))
+    said = _PAIR.findall(str(contents["sentence"]))
     if said != (stated := _PAIR.findall(found.sentence)):
         raise RecipeError(
             f"guarantee.json's sentence says {' and '.join(said) or 'nothing'}, and its claims "
@@ -656,9 +652,7 @@ _TOLERANCE = 1e-6
 
 
 def _computed_again(claim: Claim, adjacency: Adjacency) -> float:
-    """The epsilon of a claim's own events; 0 if it has none, as in files of version 0.2."""
-    if not claim.event:
-        return 0.0
+    """The epsilon of a claim's own events."""
     try:
         return epsilon_of(claim.event, claim.delta - claim.delta_reserved, adjacency)[0]
     except (Unpriceable, KeyError, TypeError, ValueError, ArithmeticError) as error:

@@ -305,9 +305,7 @@ def _check_accounts(site: _Site) -> Iterator[str]:
     ledger = site.state / LEDGER_FILE
     with _acting_as(site.gate):  # SQLite may write files beside it, which must be the gate's
         names = Ledger(ledger, create=False).balance() if ledger.exists() else None
-    counted: dict[str, str] = {}
-    for name in (FILE, SOURCES):
-        counted.update(_looked_up(site.state / name, "SELECT path, dataset FROM sources"))
+    counted = dict(_looked_up(site.state / SOURCES, "SELECT path, dataset FROM sources"))
 
     def account(name: str) -> str:
         return name if names is None else names.resolve(LedgerKey(name)).dataset
@@ -333,14 +331,11 @@ def _acting_as(user: pwd.struct_passwd) -> Iterator[None]:
 
 
 def _looked_up(path: Path, query: str) -> list[tuple[str, str]]:
-    """The rows of one of the gate's files; none if it, or its table, does not exist yet."""
+    """The rows of one of the gate's files; none if it does not exist yet."""
     if not path.exists():
         return []
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
-        try:
-            return file.execute(query).fetchall()
-        except sqlite3.OperationalError:  # of version 0.2.0
-            return []
+        return file.execute(query).fetchall()
 
 
 def _private(what: str, path: Path, site: _Site) -> str:
@@ -527,10 +522,7 @@ def _is_gate(process: Path, user: int) -> bool:
         return False
     mine = f"\nUid:\t{user}\t" in status
     start = [word.encode() for word in gate_command()[-2:]]  # whatever flags it was started with
-    kinds = (start, [b"silo", b"serve"])  # the second is of gates up to version 0.2
-    return mine and any(
-        words[i : i + len(kind)] == kind for kind in kinds for i in range(len(words))
-    )
+    return mine and any(words[i : i + len(start)] == start for i in range(len(words)))
 
 
 def _check_nvflare(site: _Site) -> Iterator[str]:

@@ -63,8 +63,7 @@ FACTS: Mapping[str, tuple[str, ...]] = {
     "mechanisms": ("facts", *Facts.__dataclass_fields__),
 }
 """What the plan decides, by kind: a factory gets those facts that it has parameters for, and no
-recipe can set them as options. A mechanism gets all of them in one parameter, ``facts``; one that
-was written for version 0.2 has a parameter for each field."""
+recipe can set them as options. A mechanism gets all of them in one parameter, ``facts``."""
 
 CODE_KINDS: dict[str, tuple[str, str]] = {
     "client": ("ClientAlgorithm", "work"),
@@ -322,8 +321,6 @@ def build(kind: str, name: str, options: Mapping[str, Any], **facts: Any) -> Any
     checked = {
         key: _convert(f"{name}.{key}", value, hints.get(key, Any)) for key, value in options.items()
     }
-    if "facts" in facts:  # a mechanism of version 0.2 asks for each of them by name
-        facts = {**vars(facts["facts"]), **facts}
     made = factory(**{**{key: facts[key] for key in facts if key in known}, **checked})
     if isinstance(made, ClientAlgorithm | Metric):
         return made._replace(made_by=_call(kind, name, checked))

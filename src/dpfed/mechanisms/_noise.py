@@ -35,7 +35,7 @@ class HoldsFacts:
     facts: Facts
 
     def __post_init__(self) -> None:
-        if not isinstance(self.facts, Facts):  # version 0.2 had the clip in this place
+        if not isinstance(self.facts, Facts):
             raise refuse("facts", "a value of Facts", self.facts, "write Facts(clip=...)")
 
     @property

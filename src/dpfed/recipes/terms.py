@@ -195,10 +195,6 @@ class Terms:
         """Whether the terms say how large their model is, so that nothing of it is to be loaded."""
         return self._pinned is not None or not is_loaded(self.recipe.model)
 
-    def load(self) -> None:
-        """Build the model: for approved terms only."""
-        _ = self._named
-
     @property
     def layout(self) -> Layout | None:
         """The parameters, as far as they are known without loading anything of a model."""

@@ -112,7 +112,7 @@ def sofim(
         warmup: rounds of EMA-only steps before the first preconditioned one; none if left out.
         warmup_by_rho: divide these steps by rho, so that no jump in scale follows.
         direction: what is preconditioned: "momentum", or "gradient" as the paper prints it. Left
-            out, it is "momentum" for the untuned rule and "gradient" otherwise, as before 0.3.
+            out, it is "momentum" for the untuned rule and "gradient" otherwise.
         rate: the paper's eta. Left out, it is ln(classes) for the untuned rule, and 1 otherwise: a
             link ``scale`` may follow.
         classes: the number of scores that the model gives. Left out, it is read off the model's

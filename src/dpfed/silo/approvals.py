@@ -64,9 +64,8 @@ CREATE TABLE IF NOT EXISTS approvals (name TEXT PRIMARY KEY, fingerprint TEXT, t
 CREATE TABLE IF NOT EXISTS events (day TEXT, kind TEXT, training TEXT, count INTEGER, last TEXT,
     said TEXT, PRIMARY KEY (day, kind, training));
 CREATE TABLE IF NOT EXISTS prices (name TEXT PRIMARY KEY, dataset TEXT, measure TEXT, epsilon REAL);
-CREATE TABLE IF NOT EXISTS sources (path TEXT PRIMARY KEY, dataset TEXT);
 CREATE TABLE IF NOT EXISTS readings (reading TEXT PRIMARY KEY, at TEXT, by TEXT, columns TEXT);
-"""  # its table sources is of earlier versions, and is read
+"""
 _COUNTED = "CREATE TABLE IF NOT EXISTS sources (path TEXT PRIMARY KEY, dataset TEXT);"
 _REVOKED = "CREATE TABLE IF NOT EXISTS revocations (name TEXT PRIMARY KEY, at TEXT);"
 _LARGEST = "CREATE TABLE IF NOT EXISTS clock (id INTEGER PRIMARY KEY CHECK (id = 1), at TEXT);"
@@ -154,11 +153,8 @@ class Approvals:
 
     def sources(self) -> dict[str, str]:
         """Path, or device and inode, of a file -> the data set as which it was counted."""
-        found: dict[str, str] = {}
-        for name in (FILE, SOURCES):
-            with self._open(name) as file:
-                found.update(file.execute("SELECT path, dataset FROM sources").fetchall())
-        return found
+        with self._open(SOURCES) as file:
+            return dict(file.execute("SELECT path, dataset FROM sources").fetchall())
 
     def count_sources(self, accounts: Mapping[str, str]) -> None:
         """Remember by path, device and inode which account its records are counted in."""

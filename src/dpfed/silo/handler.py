@@ -135,7 +135,7 @@ class RequestHandler(Owner):
         if built is not None and built[0].text != approval.terms:  # approvals.sqlite was lost
             built = None
         terms = self._with_model_folder(read_terms(approval.terms)) if built is None else built[0]
-        self.permitted(terms, approved=True)
+        self.permitted(terms)
         if built is None:
             self._make_room()
             built = terms, self._problem(terms)

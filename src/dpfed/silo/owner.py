@@ -77,9 +77,9 @@ class Owner:
             self.policy, lambda name: names.resolve(LedgerKey(name)).dataset, counted
         )
 
-    def permitted(self, terms: Terms, *, approved: bool = False) -> DataPolicy:
+    def permitted(self, terms: Terms) -> DataPolicy:
         """The policy of the terms' data set, if it allows them today."""
-        data = permit(self.policy, terms, self.approvals.now().date(), approved=approved)
+        data = permit(self.policy, terms, self.approvals.now().date())
         if data.reading and self.approvals.acceptance(data.reading) is None:
             raise UnsoundPlan(
                 f"nobody has accepted how data.{terms.pins.dataset} is read by its contract; look "

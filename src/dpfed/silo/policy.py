@@ -441,15 +441,13 @@ def _check_bounds(name: str, data: DataPolicy) -> None:
 # ------------------------------------------------------------------------------- terms against it
 
 
-def permit(policy: Policy, terms: Terms, today: dt.date, *, approved: bool = False) -> DataPolicy:
+def permit(policy: Policy, terms: Terms, today: dt.date) -> DataPolicy:
     """The data set's policy, if the terms are within all of it; each refusal names its key.
 
     Args:
         policy: the owner's.
         terms: what a server asks for.
         today: for ``since`` and ``until``.
-        approved: the terms are approved, so their model may be loaded, if they do not say how large
-            it is, as those of version 0.2.0 do not.
     """
     from dpfed.recipes.terms import check_numbers  # torch; loaded already, by what made the terms
 
@@ -465,7 +463,7 @@ def permit(policy: Policy, terms: Terms, today: dt.date, *, approved: bool = Fal
     spare = terms.recipe.privacy.spare_attempts or 0  # each may get a reply, as a round does
     if terms.recipe.rounds + spare > data.most_rounds:
         raise _violation("most_rounds", f"at most {data.most_rounds}", terms.recipe.rounds + spare)
-    epsilon = _permit_size(data, terms, approved)
+    epsilon = _permit_size(data, terms)
     _permit_mechanisms(data, terms)
     _permit_shard_times(policy.gate, data, terms)
     if data.most_epsilon is not None and not epsilon <= data.most_epsilon:
@@ -476,14 +474,12 @@ def permit(policy: Policy, terms: Terms, today: dt.date, *, approved: bool = Fal
     return data
 
 
-def _permit_size(data: DataPolicy, terms: Terms, approved: bool) -> float:
+def _permit_size(data: DataPolicy, terms: Terms) -> float:
     """What the training costs, if its model is not too large, and its noise is found in time."""
     pinned = terms.pins.layout
     if not isinstance(pinned, msgspec.UnsetType):  # before anything is computed for it
         _permit_numbers(data, sum(math.prod(shape) for _, shape in pinned))
-    if approved:
-        terms.load()
-    elif not terms.described:
+    if not terms.described:
         raise _violation(
             "approval before a model is loaded", "terms.layout, its parameters", "none"
         )

@@ -23,7 +23,7 @@ continues as a new attempt, with new noise. Files are replaced as a whole and sy
 | another plan, model or training under the folder | refused: DataError                        |
 | a file that is cut off or is not ours            | refused: DataError                        |
 | another process continues the run in the folder  | refused: DataError                        |
-| a file of version 0.2, or none of asked.json     | not known to be behind gates: not said    |
+| asked.json is not there                          | not known to be behind gates: not said    |
 | another version of dpfed made the rounds so far  | goes on; ``Saved.made_by`` says which     |
 | an older file than clients were asked after,     | refused: DataError, as rounds that were   |
 | where the server adds the noise                  | broadcast would get new noise             |
@@ -51,15 +51,13 @@ from dpfed.accounting.event_tree import ChannelUse, RoundCounts
 from dpfed.core.errors import DataError
 from dpfed.core.files import jsonable, locked_file, replace_file
 from dpfed.core.log import shown
-from dpfed.core.sampling import Everyone
 from dpfed.core.types import State, Trust
 from dpfed.core.vector import Layout
-from dpfed.training.fingerprint import legacy_fingerprint
 from dpfed.training.plan import Plan
 from dpfed.training.round import ServerState, next_attempt
 from dpfed.training.state_tree import join_state, split_state
 
-VERSION = 3
+VERSION = 1
 _MAX_ATTEMPTS = 100_000  # at one round: a larger number was never written here
 _ASKED, _STATE, _TRAINING = "asked.json", "progress.safetensors", "training.txt"
 _LOCK, _LAYOUT = "lock", "layout.json"
@@ -149,7 +147,7 @@ class Checkpoint:
         """The name under which the run began; a new one for a new run."""
         path = self.folder / _TRAINING
         if not path.exists():
-            if self.begun:  # by version 0.1, or under a name that the caller gave it
+            if self.begun:  # under a name that the caller gave it
                 return name
             self._write(_TRAINING, f"{name}-{secrets.token_hex(4)}".encode())
         return path.read_text(encoding="utf-8")
@@ -311,7 +309,7 @@ class Checkpoint:
             cohort=plan.draw(at, attempt),
         )
         committed = tuple(CommittedRound(r, a, tuple(clients)) for r, a, clients in facts["played"])
-        return Saved(state, committed, _rows(facts), kept, made_by=_made_by(facts))
+        return Saved(state, committed, _rows(facts), kept, made_by=shown(str(facts["dpfed"]), 40))
 
     def history(self) -> list[dict[str, Any]]:
         """The rows that were written with the last committed round."""
@@ -332,10 +330,6 @@ class Checkpoint:
 
     def _check(self, plan: Plan, fresh: ServerState, facts: dict[str, Any]) -> None:
         ours = {"version": VERSION, "plan": plan.fingerprint(), "training": fresh.training}
-        if facts.get("version") == 2:  # of version 0.2, which counted channels and not rounds
-            ours |= {"version": 2}
-        if facts.get("version") == 1:  # of version 0.1, whose fingerprint covered less
-            ours |= {"version": 1, "plan": legacy_fingerprint(plan)}
         for name, value in ours.items():
             if facts.get(name) != value:
                 raise DataError(
@@ -380,8 +374,6 @@ class Checkpoint:
 
 def _round_counts(plan: Plan, facts: Mapping[str, Any], completed: int) -> RoundCounts:
     """What was released so far, of the plan's channels: one left out would count as unspent."""
-    if facts["version"] < 3:
-        return _counts_of_0_2(plan, facts["books"], completed)
     found = {
         tuple(ChannelUse(str(name), index(many), float(h)) for name, many, h in kind): index(count)
         for count, kind in facts["rounds"]
@@ -392,53 +384,11 @@ def _round_counts(plan: Plan, facts: Mapping[str, Any], completed: int) -> Round
     most = max([1.0, *(use.shares for use in uses)])
     if unknown or not least >= 1 or most > len(plan.nominal) or not all(found):
         raise ValueError(f"channels {sorted(unknown)}, {most:g} shares of noise")
-    _refuse_fewer(
-        plan,
-        completed,
-        {
-            name: sum(
-                u.releases * n for kind, n in found.items() for u in kind if u.channel == name
-            )
-            for name in plan.channels
-        },
-    )
+    for name in plan.channels:
+        made = sum(u.releases * n for kind, n in found.items() for u in kind if u.channel == name)
+        if made < sum(plan.releases(name, at) for at in range(completed)):
+            raise ValueError(f"{made} releases on {name} in {completed} rounds")
     return found
-
-
-def _refuse_fewer(plan: Plan, completed: int, made: Mapping[str, int]) -> None:
-    """Refuse counts below those of the rounds that were completed."""
-    for name, count in made.items():
-        if count < sum(plan.releases(name, at) for at in range(completed)):
-            raise ValueError(f"{count} releases on {name} in {completed} rounds")
-
-
-def _counts_of_0_2(plan: Plan, books: Mapping[str, Any], completed: int) -> RoundCounts:
-    """Version 0.2 counted each channel by itself: channel -> (shares of noise, releases).
-
-    Where no draw of clients joins the channels of a round, the accounting needs no more. Where
-    one does: the rounds that were completed, and as many costliest attempts as any channel has
-    releases beyond them.
-    """
-    if books.keys() != plan.channels.keys():
-        raise ValueError(f"channels {sorted(books)}")
-    counts = {name: {float(h): index(k) for h, k in count} for name, count in books.items()}
-    _refuse_fewer(plan, completed, {name: sum(count.values()) for name, count in counts.items()})
-    if isinstance(plan.amplification, Everyone):
-        return {
-            (ChannelUse(name, 1, shares),): many
-            for name, count in counts.items()
-            for shares, many in count.items()
-            if many
-        }
-    rounds = Counter(plan.round_kind(at) for at in range(completed))
-    made = {name: sum(count.values()) for name, count in counts.items()}
-    beyond = max(
-        many - sum(plan.releases(name, at) for at in range(completed))
-        for name, many in made.items()
-    )
-    most = {name: max(plan.releases(name, at) for at in range(plan.rounds)) for name in made}
-    rounds[tuple(ChannelUse(name, many) for name, many in most.items() if many)] += max(0, beyond)
-    return +rounds
 
 
 def _with_lost_rounds(plan: Plan, state: ServerState, at: int, attempt: int) -> ServerState:
@@ -456,13 +406,6 @@ def _spent(plan: Plan, state: ServerState) -> ServerState:
 
 def _unreadable(path: Path) -> DataError:
     return DataError(f"{path} cannot be read; restore it, or begin in a new folder")
-
-
-def _made_by(facts: Mapping[str, Any]) -> str:
-    """The version of dpfed that wrote a checkpoint; before 0.3 it was not noted."""
-    if facts["version"] < VERSION:
-        return f"0.{facts['version']}"  # layouts 1 and 2 are those of 0.1 and 0.2
-    return shown(str(facts.get("dpfed", "unknown")), 40)
 
 
 def _rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:

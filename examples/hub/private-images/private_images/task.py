@@ -40,7 +40,7 @@ def plan(context: Context) -> Plan:
     config = context.run_config
     privacy = {key: config[key] for key in ("epsilon", "delta", "unit", "trust")}
     return make_plan(
-        nominal=[float(size) for size in str(config["sizes"]).split()],
+        clients=[float(size) for size in str(config["sizes"]).split()],
         layout=MODEL.layout,
         rounds=config["num-server-rounds"],
         privacy={**privacy, "spare_attempts": config["spare-attempts"]},

@@ -67,7 +67,7 @@ def plan(context: Context) -> Plan:
     config = context.run_config
     privacy = {key: config[key] for key in ("epsilon", "delta", "clip", "unit", "trust")}
     return make_plan(
-        nominal=[float(size) for size in str(config["sizes"]).split()],
+        clients=[float(size) for size in str(config["sizes"]).split()],
         rounds=config["num-server-rounds"],
         privacy={**privacy, "spare_attempts": config["spare-attempts"]},
         server=[{"name": "adam", "rate": 0.1, "eps": 0.01}],

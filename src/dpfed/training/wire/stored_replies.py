@@ -72,20 +72,13 @@ class StoredReply:
         """Keep what is about to be sent; it is on the disk when the call returns."""
         content = msgspec.msgpack.encode(dict(messages))
         if not self.path.exists():
-            self._make_room()
+            self.path.parent.mkdir(exist_ok=True, mode=0o700)
         write_over(self.path, self._head(content), content)
 
     def _head(self, content: bytes) -> bytes:
         """The order, and a checksum by which a write that was torn is found."""
         order = self.order.encode()
         return order + zlib.crc32(content, zlib.crc32(order)).to_bytes(4, "big")
-
-    def _make_room(self) -> None:
-        """Make the folder; replies of version 0.2 had an attempt in their name, and are deleted."""
-        self.path.parent.mkdir(exist_ok=True, mode=0o700)
-        for other in self.path.parent.iterdir():
-            if "." in other.name:
-                other.unlink()
 
 
 _MAX_KEPT_BYTES = 1 << 24
