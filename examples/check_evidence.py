@@ -104,7 +104,7 @@ def sentence(told):  # of what stands beside it, but for the figures, which are 
     rounds = f"over {told['rounds']} round{'s' * (told['rounds'] != 1)}"
     alone = told["enforced"] and told["unit"] != "client"
     points = [", and ".join([said[0].replace(" against ", unit, 1), *said[1:]]), rounds]
-    points += [told["enforced"], told.get("condition", "")]
+    points.append(told["enforced"])
     points += [ACROSS.format(len(blocks), whose)] * bool(blocks)
     points += ["if no record stops or delays its silo's work"] * bool(alone)
     if told["trust"] != "central" and not told["budgeted"]:

@@ -67,7 +67,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "core/testing.py": ("laws/test_server_laws.py",),
     "core/types.py": ("training/test_round.py",),
     "_version.py": ("silo/test_policy.py",),
-    "data/shard_child.py": ("data/test_shard_process.py",),
     "data/_checks.py": ("data/test_readers.py",),
     "data/module_checks.py": ("data/test_layer_hooks.py", "attacks/test_batch_losses.py"),
     "data/architectures.py": ("data/test_backbones.py",),

@@ -65,7 +65,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 SLOW_PAGES = (
     *("models.md", "language-models.md", "watching.md", "accounting.md"),
     *("parts.md", "statistics.md", "use-the-model.md", "contract.md"),
-    *("data.md", "methods.md", "shards.md"),
+    *("data.md", "methods.md"),
 )
 """Pages that train for 5 to 25 s."""
 
@@ -229,7 +229,7 @@ def test_the_quickstart_and_a_new_apps_readme_give_the_same_steps() -> None:
         if block.language == "bash"
         for line in block.text.splitlines()
     ]
-    for kind in ("rows", "shards", "recipe"):
+    for kind in ("rows", "recipe"):
         readme = REPOSITORY / f"src/dpfed/cli/templates/{kind}/README.md.template"
         steps = re.findall(r"^    (.+?)  +# \d\.", readme.read_text(), re.MULTILINE)
         assert len(steps) == 3

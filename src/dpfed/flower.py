@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from dpfed.data.modules import Network as Network
     from dpfed.data.pretrained import save_adapter as save_adapter
     from dpfed.data.pretrained import text_model as text_model
-    from dpfed.data.train_functions import Delta as Delta
-    from dpfed.data.train_functions import sklearn_train as sklearn_train
-    from dpfed.data.train_functions import torch_train as torch_train
     from dpfed.recipes.app_model import save_model as save_model
     from dpfed.recipes.result import began_at as began_at
     from dpfed.recipes.result import claim_folder as claim_folder
@@ -43,8 +40,6 @@ if TYPE_CHECKING:
     from dpfed.training.flower.accountants import PLDAccountant as PLDAccountant
     from dpfed.training.flower.client import client_app as client_app
     from dpfed.training.flower.client import private as private
-    from dpfed.training.flower.sharded import Shards as Shards
-    from dpfed.training.flower.sharded import shard as shard
     from dpfed.training.flower.strategy import DPResult as DPResult
     from dpfed.training.flower.strategy import DPStrategy as DPStrategy
     from dpfed.training.flower.strategy import errors_in_one_sentence as errors_in_one_sentence
@@ -54,13 +49,11 @@ _HOMES = {
     "About": "dpfed.recipes.sinks._open",
     "DPResult": "dpfed.training.flower.strategy",
     "DPStrategy": "dpfed.training.flower.strategy",
-    "Delta": "dpfed.data.train_functions",
     "ExactAccountant": "dpfed.training.flower.accountants",
     "Linear": "dpfed.data.models",
     "Network": "dpfed.data.modules",
     "PLDAccountant": "dpfed.training.flower.accountants",
     "Records": "dpfed.data.datasets",
-    "Shards": "dpfed.training.flower.sharded",
     "Standardised": "dpfed.client._standardised",
     "Terms": "dpfed.recipes.terms",
     "augmented": "dpfed.data.augment",
@@ -77,25 +70,20 @@ _HOMES = {
     "read_terms": "dpfed.recipes.terms",
     "save_adapter": "dpfed.data.pretrained",
     "save_model": "dpfed.recipes.app_model",
-    "shard": "dpfed.training.flower.sharded",
     "silo_app": "dpfed.silo.relay",
-    "sklearn_train": "dpfed.data.train_functions",
     "tensor_batches": "dpfed.data.batches",
     "text_model": "dpfed.data.pretrained",
-    "torch_train": "dpfed.data.train_functions",
 }
 
 __all__ = [
     "About",
     "DPResult",
     "DPStrategy",
-    "Delta",
     "ExactAccountant",
     "Linear",
     "Network",
     "PLDAccountant",
     "Records",
-    "Shards",
     "Standardised",
     "Terms",
     "augmented",
@@ -113,12 +101,9 @@ __all__ = [
     "read_terms",
     "save_adapter",
     "save_model",
-    "shard",
     "silo_app",
-    "sklearn_train",
     "tensor_batches",
     "text_model",
-    "torch_train",
 ]
 
 

@@ -251,7 +251,7 @@ def test_terms_that_do_not_say_how_large_a_model_is_are_not_approved(
 
 def factory_terms(folder: Path, pins: dict[str, Any], **model: Any) -> Terms:
     tree = tomllib.loads(terms_for(folder, 3).read_text())
-    tree["model"] = {"factory": "tests.silo.trains:linear", **model}
+    tree["model"] = {"factory": "tests.silo.factories:linear", **model}
     tree["terms"] |= {"packages": {"tests": "digest of tests"}, **pins}
     return read_terms(tomli_w.dumps(tree))
 
@@ -259,7 +259,9 @@ def factory_terms(folder: Path, pins: dict[str, Any], **model: Any) -> Terms:
 @pytest.fixture
 def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RequestHandler:
     monkeypatch.setattr("dpfed.recipes.terms.package_digest", lambda name: f"digest of {name}")
-    return handler(tmp_path, models=[], factories={"tests.silo.trains:linear": {"width": [1, 8]}})
+    return handler(
+        tmp_path, models=[], factories={"tests.silo.factories:linear": {"width": [1, 8]}}
+    )
 
 
 @pytest.mark.parametrize("name", ["softmax", "logistic", "poisson", "transformers", "timm"])

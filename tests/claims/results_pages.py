@@ -7,7 +7,7 @@ from __future__ import annotations
 import statistics
 from functools import partial
 
-from tests.claims import adamw, public_features, quickstart_private, shards
+from tests.claims import adamw, public_features, quickstart_private
 from tests.claims import sofim_readings as readings
 from tests.claims.devices import (
     FLEET,
@@ -150,7 +150,6 @@ CLAIMS = [
         quickstart_private.leads,
     ),
     *public_features.CLAIMS,
-    *shards.CLAIMS,
     # ------------------------------------------------------------------ the size of a model
     Claim(
         SIZE,

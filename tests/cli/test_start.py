@@ -351,9 +351,6 @@ def test_a_new_app_trains_over_a_grid(home: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("kind", "nodes", "shorter", "stated"),
     [
-        pytest.param(
-            *("shards", 2, {"shards": 5}, "(3, 1e-05)-DP for each record"), marks=pytest.mark.long
-        ),
         ("clients", 10, {"clients": 10}, "(8, 0.001)-DP for each client"),
     ],
 )
@@ -408,9 +405,9 @@ def predicted(folder: Path, accuracy: float) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "unit", "clients"),
-    [("rows", "record", 2), ("shards", "record", 2), ("clients", "client", 100)],
+    [("rows", "record", 2), ("clients", "client", 100)],
 )
-def test_each_of_the_three_has_a_plan_that_can_learn(
+def test_each_of_the_two_has_a_plan_that_can_learn(
     kind: str,
     unit: str,
     clients: int,
@@ -437,17 +434,16 @@ def test_each_of_the_three_has_a_plan_that_can_learn(
     assert made.guarantee().unit == unit
     assert made.guarantee().epsilon == pytest.approx(context.run_config["epsilon"], rel=1e-3)
     assert len(made.nominal) == clients
-    assert bool(made.shards) == (kind == "shards")
     assert "noise" not in caplog.text
 
 
-def test_new_asks_which_of_the_three_at_a_terminal(
+def test_new_asks_which_of_the_two_at_a_terminal(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a script it asks nothing: the first kind, as a flag would say."""
     assert "Which app?" not in call("new", "in-a-script")
     monkeypatch.setattr("dpfed.cli.start._at_terminal", lambda: True)
-    answers = {"shards": "shards=", "": "Standardised(", "clients": 'config["clients"]'}
+    answers = {"": "Standardised(", "clients": 'config["clients"]'}
     for number, (answer, inside) in enumerate(answers.items()):
         runner = CliRunner().invoke(app, ["new", f"asked-{number}"], input=f"{answer}\n")
         assert runner.exit_code == 0, runner.output
@@ -812,12 +808,6 @@ def simulation_of(home: Path, scratch: Path) -> Iterator[dict[str, str]]:
     [
         ("rows", ("rounds = 20", "rounds = 4"), 2, "(1, 1e-05)-DP for each record (replace-one)"),
         ("recipe", ("rounds = 20", "rounds = 4"), 2, "(1, 1e-05)-DP for each record (replace-one)"),
-        (
-            "shards",
-            ("", ""),
-            2,
-            "(3, 1e-05)-DP for each record (replace-one)",
-        ),
         ("clients", ("", ""), 100, "(8, 0.001)-DP for each client (replace-one)"),
     ],
 )

@@ -19,14 +19,14 @@ from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.main import app
 from dpfed.cli.silo_text import days_of, proposal, state_of, verdict
 from dpfed.core.dsse import Statement, open_statement
-from dpfed.core.errors import ClientRefused, DataError, DpfedError
+from dpfed.core.errors import DataError, DpfedError
 from dpfed.core.flower_private import from_bytes
-from dpfed.recipes.terms import Terms, read_terms, write_terms
+from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import load_policy
 from dpfed.sums.secagg.identity import own_key
 from dpfed.training.plan import Plan
-from dpfed.training.wire.codec import CONTROL, Envelope, read_reply
+from dpfed.training.wire.codec import CONTROL
 from dpfed.training.wire.evidence import FIRST, Asked, commitment, link, receipt_for
 from tests.helpers.handlers import (
     _own_environment,  # noqa: F401
@@ -360,171 +360,6 @@ def test_what_nobody_approved_is_turned_away_without_work(tmp_path: Path) -> Non
     assert held.refuse_early(b"x" * 70_000) is None  # a child's work
     without_rules = held.refuse_early(enrolment("new", "some terms"))
     assert without_rules == held.reply(enrolment("new", "some terms"))
-
-
-# ---------------------------------------------------------------------- an installed train function
-
-
-SHIFT = "tests.silo.trains:shift"
-CLIENT = {"epsilon": 2.0, "noise": "keyed", "unit": "client", "clip": 10.0}
-
-
-@pytest.fixture
-def pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the package of the tests were an installed one."""
-    monkeypatch.setattr("dpfed.recipes.terms.package_digest", lambda name: f"digest of {name}")
-
-
-def with_train(folder: Path, **changes: Any) -> str:
-    terms_for(folder, 3, **{"privacy": CLIENT, **changes})
-    return write_terms(
-        folder / "recipe.toml",
-        dataset="sepsis",
-        shape=[FEATURES],
-        sizes=[1.0] * 3,
-        classes=3,
-        packages=["tests"],
-        train=SHIFT,
-    )
-
-
-@pytest.mark.usefixtures("pinned")
-def test_an_installed_train_function_makes_the_row_behind_the_gate(tmp_path: Path) -> None:
-    from tests.silo.trains import SEEN
-
-    text = with_train(tmp_path, privacy={**CLIENT, "epsilon": 1e5})
-    held = handler(tmp_path, unit="client", train=[SHIFT], epsilon=1e6)
-    terms = read_terms(text)
-    held.approvals.approve(terms, text, days=1, by="root")
-    SEEN.clear()
-    reply = from_bytes(held.reply(order(terms)))
-    assert [f"0 {tmp_path / 'silo' / 'data.npz'}"] == SEEN  # the owner's, not the server's
-    read = read_reply(reply, Envelope(0, 0, terms.plan.sum.release_stage, 0))
-    assert not isinstance(read, ClientRefused)
-    whole = np.frombuffer(read["update"], f"<i{len(read['update']) // terms.initial.numel()}")
-    release = whole * terms.plan.update.step
-    assert abs(release.mean() - 1.0) < 0.1  # the noise of so large an epsilon: 0.08 / sqrt(21)
-    assert f", trained by {SHIFT}" in proposal(held, terms)
-
-
-PLAIN = "tests.helpers.train_functions:plain"
-
-
-def with_shards(folder: Path, **train: Any) -> str:
-    terms_for(folder, 3, privacy={"epsilon": 1e5, "noise": "keyed"}, train={**SHARDED, **train})
-    return write_terms(
-        folder / "recipe.toml",
-        dataset="sepsis",
-        shape=[FEATURES],
-        sizes=[90.0] * 3,
-        classes=3,
-        packages=["tests"],
-    )
-
-
-SHARDED = {"function": PLAIN, "shards": 3, "seconds": 5.0}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("pinned")
-@pytest.mark.long
-def test_a_listed_train_function_in_shards_has_the_bits_of_one_process(tmp_path: Path) -> None:
-    """Its clean process belongs to the gate: children of requests use it, and leave it there."""
-    from dpfed.data.shards import ShardedProblem
-    from dpfed.recipes.sharded import sharded_problem
-
-    text = with_shards(tmp_path)
-    held = handler(tmp_path, sharded=[PLAIN], epsilon=1e6)
-    terms = read_terms(text)
-    held.approvals.approve(terms, text, days=1, by="root")
-    problem = held.training(terms.name)[1]
-    assert isinstance(problem, ShardedProblem)
-    assert problem.process.running
-    try:
-        reply = from_bytes(held.reply(order(terms)))
-        read = read_reply(reply, Envelope(0, 0, terms.plan.sum.release_stage, 0))
-        assert not isinstance(read, ClientRefused)
-        whole = np.frombuffer(read["update"], f"<i{len(read['update']) // terms.initial.numel()}")
-        same = sharded_problem(terms.recipe, terms.plan, terms.model, held.records["sepsis"], 0)
-        rows = same.rows(terms.initial, terms.plan.update.unit)
-        total = rows.clipped_sum(terms.plan.update.clip).vector.numpy()
-        assert np.abs(whole * terms.plan.update.step - total).max() < 0.1  # noise of epsilon 1e5
-        problem.process.close()
-        assert held.refuse_early(order(terms)) is None
-        assert problem.process.running  # started anew, before the next child
-    finally:
-        problem.process.close()
-
-
-@pytest.mark.usefixtures("pinned")
-@pytest.mark.parametrize(
-    ("listed", "train", "key"),
-    [
-        ([], {}, "sharded"),
-        (["tests.helpers.train_functions:sgd"], {}, "sharded"),
-        ([PLAIN], {"seconds": 100.0}, "longest and answer_after"),
-        ([PLAIN], {"shards": 90, "seconds": 2.0}, "longest and answer_after"),
-        ([PLAIN], {"shards": 90, "seconds": 1.47}, "longest and answer_after"),
-        ([PLAIN], {"shards": 1, "seconds": 133.0}, "longest and answer_after"),
-        ([PLAIN], {"memory": 100_000}, "train.memory"),
-    ],
-)
-def test_a_function_in_shards_that_a_policy_does_not_allow(
-    tmp_path: Path, listed: list[str], train: dict[str, Any], key: str
-) -> None:
-    text = with_shards(tmp_path, **train)
-    held = handler(tmp_path, sharded=listed, train=["tests:none"], epsilon=1e6)
-    with pytest.raises(DpfedError, match=key):
-        held.permitted(read_terms(text))
-
-
-@pytest.mark.usefixtures("pinned")
-def test_zero_rows_are_answered_in_the_place_of_a_train_function(tmp_path: Path) -> None:
-    """One that died or took too long: the answer is like any other, and it is not run again."""
-    from tests.silo.trains import SEEN
-
-    text = with_train(tmp_path)
-    held, terms = handler(tmp_path, unit="client", train=[SHIFT]), read_terms(text)
-    held.approvals.approve(terms, text, days=1, by="root")
-    SEEN.clear()
-    zero = held.reply(order(terms, round=1), zero_rows=True)
-    assert SEEN == []
-    usual = held.reply(order(terms))
-    assert len(SEEN) == 1
-    assert len(zero) == len(usual)
-    alike = [
-        {name: len(value) if isinstance(value, bytes) else value for name, value in each.items()}
-        for each in (said(zero), said(usual))
-    ]
-    assert alike[0] == {**alike[1], "round": 1}
-
-
-@pytest.mark.usefixtures("pinned")
-@pytest.mark.parametrize(
-    ("policy", "changes", "key"),
-    [
-        ({}, {}, "nothing of package 'tests'"),
-        ({"train": ["tests.silo.trains:other"]}, {}, "train: one of"),
-        ({"train": [SHIFT]}, {"privacy": {**CLIENT, "unit": "record"}}, "unit client"),
-        ({"train": [SHIFT]}, {"evaluation": {"kind": "federated"}}, "evaluation off"),
-    ],
-)
-def test_a_train_function_that_is_not_allowed_is_refused(
-    tmp_path: Path, policy: dict[str, Any], changes: dict[str, Any], key: str
-) -> None:
-    held = handler(tmp_path, unit="client", **policy)
-    with pytest.raises(DpfedError, match=key):
-        proposal(held, read_terms(with_train(tmp_path, **changes)))
-
-
-@pytest.mark.usefixtures("pinned")
-def test_a_train_function_without_a_pin_or_of_other_words_is_refused(tmp_path: Path) -> None:
-    held, text = handler(tmp_path, unit="client", train=[SHIFT]), with_train(tmp_path)
-    with pytest.raises(DpfedError, match="a pin of package 'tests'"):
-        proposal(held, read_terms(text.replace('tests = "digest of tests"', "")))
-    for word in ("os", "../x:y", "a b:c", "a:b:c", "a:" + "x" * 80):
-        with pytest.raises(DpfedError, match=r"terms\.train must be package\.module:function"):
-            read_terms(text.replace(SHIFT, word))
 
 
 def test_every_gate_has_a_key_and_says_so_when_it_enrols(tmp_path: Path) -> None:

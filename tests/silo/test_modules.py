@@ -122,7 +122,7 @@ def test_terms_that_are_not_approved_can_be_listed_unless_they_load_a_model(tmp_
     terms = terms_for(tmp_path, 3, method="dp-scaffold")
     alone, with_terms = gate_modules(silo.policy), gate_modules(silo.policy, [terms])
     assert set(with_terms.lines) - set(alone.lines) >= {"dpfed.client.scaffold"}
-    foreign = {"name": "network", "factory": "tests.silo.trains:linear"}
+    foreign = {"name": "network", "factory": "tests.silo.factories:linear"}
     with pytest.raises(DataError, match="once its terms are approved"):
         gate_modules(silo.policy, [terms_for(tmp_path, 3, model=foreign)])
 

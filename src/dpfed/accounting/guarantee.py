@@ -118,8 +118,6 @@ class Guarantee:
     """Who enforces it, in words: ``GATED`` or ``SHIPPED``; empty if all is one process."""
     realised: tuple[float, ...] = field(default=(), compare=False)
     """The epsilon of what was released, by claim: it holds if the end was fixed beforehand."""
-    condition: str = ""
-    """What the claims assume of a user's own code, in words; empty where they assume nothing."""
     blocks: tuple[str, ...] = ()
     """The blocks of arriving data that were used: units are protected inside of them."""
     opinions: tuple[SecondOpinion, ...] = field(default=(), compare=False)
@@ -222,8 +220,6 @@ class Guarantee:
         for claim in facts["claims"]:
             square = gaussian_mu_squared(claim["event"], self.adjacency)
             claim["mu"] = None if square is None else math.sqrt(square)
-        if not self.condition:
-            del facts["condition"]
         if not self.blocks:
             del facts["blocks"]
         plain: dict[str, Any] = jsonable(facts)
@@ -246,7 +242,7 @@ class Guarantee:
         trusted = self.trust is Trust.CENTRAL or self.budgeted
         more = [] if trusted else ["if the server starts no other training on the data"]
         alone = self.enforced and self.unit is not Unit.CLIENT  # else it is the unit's own row
-        given = [self.condition] if self.condition else []
+        given = []
         if self.blocks:
             unit = "person" if self.unit is Unit.GROUP else str(self.unit)
             given.append(NOT_ACROSS.format(many=len(self.blocks), unit=unit))
@@ -267,10 +263,6 @@ NOT_ACROSS = (
     "not protected, and no figure holds for the whole data set)"
 )
 """What a guarantee inside blocks does not say (accounting/ledger/blocks.py)."""
-CONDITION = (
-    "if the train function reads no data but its shard and leaves nothing outside its process"
-)
-"""What the guarantee of a train function in shards rests on (data/shards.py)."""
 GATED = "enforced by each silo's own process"
 SHIPPED = "if the app that the server ships is the reviewed one"
 UNDISTURBED = "if no record stops or delays its silo's work"

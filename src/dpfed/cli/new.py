@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``dpfed new``: a Flower app of one's own, from the templates beside this file.
 
-    templates/app       what the next three share: the server
+    templates/app       what the next two share: the server
     templates/rows      each record: a model and data of one's own, rows by the library
-    templates/shards    each record: a train function of one's own, once for each shard
     templates/clients   each client: a train function of one's own, as it is
     templates/recipe    no code: a recipe, and dpfed's own apps
     templates/gated     data behind its owners' gates: terms, and a relay
@@ -29,15 +28,13 @@ from dpfed.core.errors import RecipeError
 
 PARTS = {
     "rows": ("licence", "app", "rows"),
-    "shards": ("licence", "app", "shards"),
     "clients": ("licence", "app", "clients"),
     "recipe": ("licence", "recipe"),
     "gated": ("licence", "gated"),
 }
 """The kinds of app, and the folders of templates that each is made of."""
-THREE = {
+PRIVATE = {
     "rows": "your model, our rows: each record is protected; any torch module, or a linear model",
-    "shards": "your train function, in shards: each record; small models, in any framework",
     "clients": "your train function as it is: each client; for many devices",
 }
 """What ``dpfed new`` asks for."""

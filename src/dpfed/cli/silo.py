@@ -146,9 +146,6 @@ def terms(
     package: Annotated[
         list[str] | None, typer.Option("--package", help="Pin an installed package. Repeatable.")
     ] = None,
-    train: Annotated[
-        str, typer.Option(help="An installed train function: package.module:function.")
-    ] = "",
     blocks: Annotated[
         str | None,
         typer.Option(help="Of data that arrives: 'last 12', all, or names with commas."),
@@ -177,7 +174,6 @@ def terms(
         classes: how many classes; 1 if labels are numbers; the contract's if left out.
         roster: the roster's file, if the sum is a secure one.
         package: installed packages to pin, if a model comes from one.
-        train: a train function that silos have installed, at client level; "" if there is none.
         blocks: which blocks of arriving data are used; None for data without blocks.
         block_sizes: the file of all blocks' public sizes.
         without: names with commas; blocks that are left out.
@@ -196,7 +192,6 @@ def terms(
         classes=classes,
         roster=roster,
         packages=package or [],
-        train=train,
         blocks=choose_blocks(blocks, block_sizes, without),
     )
     check_numbers(read_terms(text))

@@ -133,10 +133,7 @@ def _model(terms: Terms) -> str:
     said = f"{name}, {terms.layout.size if terms.layout else 0:,} numbers"
     if is_loaded(table):
         said += " by the terms, and nothing of it is loaded before you approve"
-    train = terms.recipe.train
-    if not isinstance(train, msgspec.UnsetType):
-        return said + f", trained by {shown(str(train.function))} in shards"
-    return said + (f", trained by {shown(terms.pins.train)}" if terms.pins.train else "")
+    return said
 
 
 class Verdict(NamedTuple):

@@ -70,9 +70,6 @@ def new(
         bool,
         typer.Option("--rows", "--app", help="Each record: your model, our rows. The default."),
     ] = False,
-    shards: Annotated[
-        bool, typer.Option("--shards", help="Each record: your train function, in shards.")
-    ] = False,
     clients: Annotated[
         bool, typer.Option("--clients", help="Each client: your train function, many devices.")
     ] = False,
@@ -88,16 +85,15 @@ def new(
 ) -> None:
     """Write a private Flower app that runs with 'flwr run .', for you to change.
 
-    Without a kind, at a terminal, it asks which of the first three; elsewhere it writes --rows.
+    Without a kind, at a terminal, it asks which of the first two; elsewhere it writes --rows.
 
-    Example: dpfed new my-app --shards
+    Example: dpfed new my-app --clients
 
     \f
 
     Args:
         folder: the app's folder, which must not exist yet.
         rows: protect each record: write an app with a model and data; the default.
-        shards: protect each record: write an app with a train function that runs in shards.
         clients: protect each client: write an app with a train function that runs as it is.
         recipe: write an app that is a recipe without code.
         gated: write a training whose data is behind its owners' gates, with a rehearsal.
@@ -106,7 +102,7 @@ def new(
     from dpfed.cli.new import write_app
     from dpfed.core.errors import RecipeError
 
-    given = {"rows": rows, "shards": shards, "clients": clients, "recipe": recipe, "gated": gated}
+    given = {"rows": rows, "clients": clients, "recipe": recipe, "gated": gated}
     kinds = [kind for kind, asked in given.items() if asked]
     if len(kinds) > 1:
         raise RecipeError(
@@ -118,18 +114,18 @@ def new(
 
 
 def _which_app() -> str:
-    """One of the three kinds, as somebody at a terminal chooses; the first where nobody is."""
+    """One of the two kinds, as somebody at a terminal chooses; the first where nobody is."""
     from click import Choice
 
-    from dpfed.cli.new import THREE
+    from dpfed.cli.new import PRIVATE
 
-    first = next(iter(THREE))
+    first = next(iter(PRIVATE))
     if not _at_terminal():
         return first
     typer.echo("Which app? (Without code: --recipe; behind gates: --gated)")
-    for kind, about in THREE.items():
+    for kind, about in PRIVATE.items():
         typer.echo(f"  {kind:8} {about}")
-    asked: str = typer.prompt("One of them", default=first, type=Choice(list(THREE)))
+    asked: str = typer.prompt("One of them", default=first, type=Choice(list(PRIVATE)))
     return asked
 
 

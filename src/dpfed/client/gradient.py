@@ -46,5 +46,4 @@ def gradient() -> ClientAlgorithm:
         work=releases(work, rows),
         units=frozenset(Unit),
         sends_unmodified=True,
-        takes_shards=True,
     )

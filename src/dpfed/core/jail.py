@@ -40,7 +40,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 _MCL_CURRENT_AND_FUTURE = 3  # of mlockall: all pages that are there, and those to come
 _LENGTH = struct.Struct(">Q")  # of a reply, before it
-_OOM_SCORE = 500  # a shard's process has 1000: one record that takes all memory empties one shard
+_OOM_SCORE = 500  # in thousandths of all memory, which the kernel adds to what the child has
 _STORE_TIMEOUT_S = 2.0  # for a reply that is made to be entered in the ledger and stored
 _KILL_TIMEOUT_S = 5.0  # for a child and all that it has started to end
 

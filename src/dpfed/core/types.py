@@ -530,8 +530,6 @@ class ClientAlgorithm(NamedTuple):
     """Options that the plan's noise levels decide, by channel: public, before the first round."""
     made_by: str = ""
     """The plug-in's name and options: the registry writes it, and both sides compare it."""
-    takes_shards: bool = False
-    """It uses data for one release of ``problem.rows`` only: rows may be those of shards."""
     trains: bool = True
     """Whether its update is a step of a model; not, if it answers questions."""
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -53,7 +52,6 @@ from dpfed.recipes.schema import (
     Recipe,
     with_contract,
 )
-from dpfed.recipes.shard_rule import PLAIN_PARAMETERS, default_shards
 from dpfed.training.metrics import metrics_channel
 from dpfed.training.plan import Plan
 
@@ -153,7 +151,6 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
         client_sampling=EVERYONE if privacy.client_rate == 1 else Poisson(privacy.client_rate),
         spare=privacy.spare_attempts or 0,
         open=_is_open(privacy),
-        shards=_shards_of(recipe, nominal, layout),
         contract=contract.digest if contract else "",
     )
     _check_least(draft)
@@ -161,25 +158,6 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
         draft.guarantee()  # what cannot be accounted for is refused before the first round
         return draft
     return replace(draft, channels=_calibrated(draft, privacy.epsilon, _shares(declared)))
-
-
-def _shards_of(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -> tuple[int, ...]:
-    """Into how many shards each client's records are divided; empty without a train function."""
-    if isinstance(recipe.train, msgspec.UnsetType):
-        return ()
-    given, privacy = recipe.train.shards, recipe.privacy
-    if isinstance(given, msgspec.UnsetType):
-        find = partial(
-            default_shards,
-            epsilon=privacy.epsilon,
-            trust=privacy.trust,
-            delta=privacy.delta,
-            silos=len(nominal),
-            parameters=PLAIN_PARAMETERS if layout is None else layout.size,
-            rounds=recipe.rounds,
-        )
-        return tuple(map(find, nominal))
-    return tuple(given) if isinstance(given, list) else (given,) * len(nominal)
 
 
 def _contract(data: DataRecipe) -> Contract | None:

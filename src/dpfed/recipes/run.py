@@ -20,7 +20,6 @@ from dpfed.core.checks import refuse
 from dpfed.core.environment import ledger_path
 from dpfed.core.errors import DataError, RecipeError
 from dpfed.core.log import log
-from dpfed.core.types import Broadcast
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.result import Result, refuse_taken, require_a_round
 from dpfed.recipes.row_norms import NormWatch
@@ -34,7 +33,6 @@ from dpfed.training.history import Row, participants
 from dpfed.training.inprocess import InProcess
 from dpfed.training.loop import Step, train
 from dpfed.training.population import Population
-from dpfed.training.reply import ClientState, rehearse
 
 Watch = Callable[[Row, int], None]
 """Called after each round with its row and the number of rounds planned."""
@@ -210,11 +208,6 @@ def run_session(
         checkpoint.describe(session.federation.model.layout)
         session.keep_description(checkpoint)
     problems = session.federation.problems
-    if plan.shards:  # a function that cannot work is refused before anything is entered
-        optimizer = plan.optimizer
-        shared = optimizer.share(optimizer.init(session.initial))
-        first = Broadcast(0, session.initial, shared)
-        rehearse(plan, first, ClientState(0, problems[0]))
     transport = (
         Population(plan, problems, ledger=account)
         if plan.open

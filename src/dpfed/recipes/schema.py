@@ -44,7 +44,6 @@ from dpfed.recipes.methods import (
     network_tables,
 )
 from dpfed.recipes.query import with_questions
-from dpfed.recipes.shard_rule import default_privacy, default_tables
 
 PlugIn = dict[str, Any]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -155,19 +154,6 @@ class ModelRecipe(_Section, frozen=True):
     """Options of the factory or library."""
     loss: PlugIn | msgspec.UnsetType = msgspec.UNSET
     """Unset means cross-entropy for classes, half the squared error for numbers."""
-
-
-class TrainRecipe(_Section, frozen=True):
-    """A train function of one's own, once for each shard of a client's records: docs/shards.md."""
-
-    function: str | None = None
-    """package.module:function, which gets parameters and one shard's records."""
-    shards: int | list[int] | msgspec.UnsetType = msgspec.UNSET
-    """How many shards each client has. Unset: by its public size, epsilon and trust."""
-    seconds: float = 0.5
-    """The maximum processor time of a shard; by the clock four times as much."""
-    memory: int = 1024
-    """The maximum memory in MiB that a shard's process may add."""
 
 
 class AdaptiveRecipe(_Section, frozen=True):
@@ -294,8 +280,6 @@ class Recipe(_Section, frozen=True):
     """Where records come from."""
     model: ModelRecipe = ModelRecipe()
     """What is trained."""
-    train: TrainRecipe | msgspec.UnsetType = msgspec.UNSET
-    """A train function that makes the rows, one for each shard of the records."""
     privacy: PrivacyRecipe = PrivacyRecipe()
     """What is guaranteed."""
     client: PlugIn = msgspec.field(default_factory=lambda: {"name": "gradient"})
@@ -335,7 +319,7 @@ def with_default(tree: Mapping[str, Any], method: str = DEFAULT) -> dict[str, An
         tree: the tables of a recipe.
         method: the name of the method.
     """
-    if tree.keys() & {"method", "client", "server", "train"}:
+    if tree.keys() & {"method", "client", "server"}:
         return dict(tree)
     if is_able(METHODS[method], tree):
         return {**tree, "method": method}
@@ -453,23 +437,13 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
 def _with_method(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The method's tables, under those that the recipe gives itself."""
     if not isinstance(tree.get("method"), str):
-        return _with_shards(tree)
+        return dict(tree)
     filled = {**method_tables(tree["method"]), **tree}
     mechanism = filled.pop("mechanism")
     privacy = filled.get("privacy", {})
     if isinstance(privacy, Mapping):
         filled["privacy"] = {"mechanism": mechanism, **privacy}
     return filled
-
-
-def _with_shards(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A train function's own defaults, under the tables that the recipe gives itself."""
-    if not isinstance(tree.get("train"), Mapping):
-        return dict(tree)
-    privacy = tree.get("privacy", {})
-    if isinstance(privacy, Mapping):
-        privacy = {**default_privacy(privacy), **privacy}
-    return {**default_tables(), **tree, "privacy": privacy}
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -595,7 +569,6 @@ _TABLES = {
     "": Recipe,
     "ledger": LedgerRecipe,
     "evaluation": EvaluationRecipe,
-    "train": TrainRecipe,
     "model": ModelRecipe,
     "data": DataRecipe,
     "data.partition": PartitionRecipe,

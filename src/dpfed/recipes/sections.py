@@ -183,25 +183,6 @@ class Participation(TypedDict, total=False):
     at_most: Required[int]
 
 
-class Train(TypedDict, total=False):
-    """A train function of one's own, once for each shard: a recipe's table ``train``.
-
-    Args:
-        function: package.module:function, which gets parameters and one shard's records.
-        shards: How many shards each client has. Unset: by its public size, epsilon and trust.
-        seconds: The maximum processor time of a shard; by the clock four times as much.
-        memory: The maximum memory in MiB that a shard's process may add.
-
-    >>> Train(function="ward.task:train", shards=200)
-    {'function': 'ward.task:train', 'shards': 200}
-    """
-
-    function: str | None
-    shards: int | Sequence[int]
-    seconds: float
-    memory: int
-
-
 class Privacy(TypedDict, total=False):
     """What is guaranteed: a recipe's table ``privacy``.
 
@@ -307,7 +288,6 @@ class Sections(TypedDict, total=False):
         rounds: The number of rounds; by default 20 for dp-fedauto, 100 for a network.
         data: Where records come from.
         model: What is trained.
-        train: A train function that makes the rows, one for each shard of the records.
         privacy: What is guaranteed.
         client: The client's algorithm and its options.
         sum: How releases are added: plain or secure, with options.
@@ -324,7 +304,6 @@ class Sections(TypedDict, total=False):
     rounds: int
     data: Data | Mapping[str, Any] | DataObject
     model: Model | Mapping[str, Any] | Callable[..., Any] | TrainedModule
-    train: Train | Mapping[str, Any]
     privacy: Privacy | Mapping[str, Any]
     client: ClientPlugIn
     sum: PlugIn

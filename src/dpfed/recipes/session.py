@@ -235,14 +235,6 @@ def prepare(recipe: Recipe, root: Path | None = None, silos: Federation | None =
     silos = federation(recipe, root) if silos is None else silos
     plan = plan_for_clients(recipe, silos.clients, silos.model)
     silos = with_model(silos, trained_model(recipe, plan, silos.model, silos.spread))
-    if plan.shards:
-        from dpfed.recipes.sharded import sharded_problem  # a gate without shards has no such code
-
-        made = [
-            sharded_problem(recipe, plan, silos.model, records, client)
-            for client, records in enumerate(silos.clients)
-        ]
-        silos = replace(silos, problems=made)
     found = _warnings(recipe, plan, silos)
     return Session(recipe=recipe, federation=silos, plan=plan, warnings=found)
 

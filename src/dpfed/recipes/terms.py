@@ -14,7 +14,6 @@
     dpfed = "0.3.0"
     roster = "..."                  # the digest of the roster, under distributed trust
     packages = {}                   # package -> digest, if a model comes from one
-    train = ""                      # package.module:function, a train function that silos installed
     low = 0.0                       # the least value of each feature, or one for all; may be left
     high = 1.0                      # out: what dp-fedauto's center begins from
     contract = {columns = [...]}    # what silos read their tables by (data/contract.py), if any
@@ -79,7 +78,6 @@ from dpfed.recipes.schema import (
     with_default,
 )
 from dpfed.training.plan import Plan
-from dpfed.training.soundness import MOST_SHARDS
 
 MOST_BYTES = 1 << 16
 MOST_BLOCKS = 600
@@ -105,9 +103,7 @@ class Pins(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     roster: str = ""
     """The digest of the roster, under distributed trust."""
     packages: dict[str, str] = {}
-    """Digests of the packages that a model or train function comes from."""
-    train: str = ""
-    """An installed train function, package.module:function."""
+    """Digests of the packages that a model comes from."""
     low: float | list[float] | msgspec.UnsetType = msgspec.UNSET
     """The public lower end of each feature, or one for all."""
     high: float | list[float] | msgspec.UnsetType = msgspec.UNSET
@@ -300,9 +296,6 @@ def _check(terms: Terms) -> None:
     _check_blocks(pins)
     _check_contract(pins)
     _check_layout(pins, recipe.model.name, is_loaded(recipe.model))
-    _check_shards(recipe, pins)
-    if pins.train and not _FUNCTION.fullmatch(pins.train):
-        raise refuse("terms.train", "package.module:function, or none", pins.train)
     _refuse_code(recipe)
     tables = (recipe.client, recipe.sum, *recipe.server, recipe.privacy.options)
     loss = recipe.model.loss if isinstance(recipe.model.loss, dict) else {}
@@ -310,17 +303,6 @@ def _check(terms: Terms) -> None:
         plain = isinstance(value, bool | int | float)
         if not plain and not (isinstance(value, str) and _WORD.fullmatch(value)):
             raise refuse("an option in terms", "a number, true, false or one word", value)
-
-
-def _check_shards(recipe: Recipe, pins: Pins) -> None:
-    """A train function in shards is named and not loaded."""
-    if isinstance(recipe.train, msgspec.UnsetType):
-        return
-    function = recipe.train.function
-    if not _FUNCTION.fullmatch(function or ""):
-        raise refuse("train.function in terms", "package.module:function", function)
-    if pins.train:
-        raise refuse("terms.train", "left out beside a function in shards", pins.train)
 
 
 def _refuse_code(recipe: Recipe) -> None:
@@ -407,9 +389,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**63 - 1),
     "rounds": (1, 10_000),
     "model.chunk": (1, 65_536),
-    "train.shards": (1, MOST_SHARDS),
-    "train.seconds": (0.001, 3600.0),
-    "train.memory": (16, 65_536),
     "privacy.epsilon": (1e-6, 1e6),
     "privacy.delta": (1e-30, 0.5),
     "privacy.clip": (1e-9, 1e9),
@@ -489,7 +468,6 @@ def write_terms(
     classes: int | None = None,
     roster: Path | None = None,
     packages: Sequence[str] = (),
-    train: str = "",
     blocks: Mapping[str, Sequence[float]] | None = None,
 ) -> str:
     """The text of terms for a recipe's training.
@@ -501,8 +479,7 @@ def write_terms(
         shape: of a record's features; None is as the recipe's contract has it.
         classes: how many classes; None is as the contract has it, or 1: labels are numbers.
         roster: the roster's file, under distributed trust.
-        packages: installed packages that the model or the train function comes from.
-        train: an installed train function as package.module:function; "" if there is none.
+        packages: installed packages that the model comes from.
         blocks: the blocks of arriving data, each with every silo's public number of units.
     """
     whole = with_questions(read_toml(recipe))
@@ -528,7 +505,6 @@ def write_terms(
         classes=1 if classes is None else classes,
         roster=hashlib.sha256(roster.read_bytes()).hexdigest() if roster else "",
         packages={name: package_digest(name) for name in packages},
-        train=train,
         **ranges,
     )
     text = to_toml({**tree, "terms": msgspec.to_builtins(pins)})

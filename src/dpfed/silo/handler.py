@@ -22,8 +22,6 @@ approvals, ledger, identity. An order only names a training. The reply itself is
 | a gate without a folder of identity              | it makes a key, once, beside the ledger    |
 | a head of its own key that is not in its ledger's| LedgerRolledBack, for every order, until   |
 | chain: an older copy was put back                | the owner has declared the loss            |
-| a train function in shards                       | its clean process is started here, before  |
-|                                                  | a child; it is not loaded in this process  |
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from flwr.app import RecordDict
 
@@ -51,7 +49,6 @@ from dpfed.core.errors import (
 )
 from dpfed.core.flower_private import from_bytes, to_bytes
 from dpfed.core.log import log, say_if_slow
-from dpfed.core.registry import installed_function
 from dpfed.core.types import Broadcast, Problem
 from dpfed.data.contract import Contract
 from dpfed.data.datasets import Records
@@ -68,9 +65,6 @@ from dpfed.training.wire.codec import CONTROL, Envelope, write_reply
 from dpfed.training.wire.evidence import Facts
 from dpfed.training.wire.heads import Kept, open_head, sign_head
 from dpfed.training.wire.responder import ENROL, TERMS, respond
-
-if TYPE_CHECKING:
-    from dpfed.data.shards import ShardedProblem
 
 BY_RULE = "the policy"
 _MIN_WEEK_FRACTION = (
@@ -160,19 +154,11 @@ class RequestHandler(Owner):
         return replace(terms, folder=local)
 
     def _problem(self, terms: Terms) -> Problem:
-        if terms.pins.train:
-            installed_function("terms.train", terms.pins.train)  # here, so that children inherit it
-        data, records = self.policy.data[terms.pins.dataset], self.records[terms.pins.dataset]
+        records = self.records[terms.pins.dataset]
         if terms.plan.blocks:
             records = self.blocks[terms.pins.dataset].take(terms.plan.blocks)
-        if not terms.plan.shards:
-            whole: Problem = terms.model.problem(records)
-            return whole
-        from dpfed.recipes.sharded import sharded_problem  # a gate without shards has no such code
-
-        made = sharded_problem(terms.recipe, terms.plan, terms.model, records, data.client)
-        made.process.start()  # here, so that children inherit it
-        return made
+        problem: Problem = terms.model.problem(records)
+        return problem
 
     def reply(self, order: bytes, zero_rows: bool = False) -> bytes:
         """The bytes that may leave for an order: a release, an enrolment, or an error's name.
@@ -220,10 +206,6 @@ class RequestHandler(Owner):
             return
         if next(reversed(self._trainings)) != name:
             self._trainings[name] = self._trainings.pop(name)
-        terms, problem = self._trainings[name]
-        if terms.plan.shards:
-            with suppress(DpfedError):  # a child of an earlier request may have ended it
-                cast("ShardedProblem", problem).process.start()
 
     def _count_reply(self, content: RecordDict, reply: RecordDict) -> bytes:
         error = reply.config_records[CONTROL].get("error")
@@ -320,16 +302,7 @@ class _OrderNode:
 
     def problem(self) -> Problem:
         """The data, with the model of the approved terms."""
-        terms, problem = self._find(_training_name(self.content))
-        return self._trained(terms) if terms.pins.train else problem
-
-    def _trained(self, terms: Terms) -> Problem:
-        """An installed train function as a problem; it is told where the owner's data is."""
-        from dpfed.training.flower.trained import trained_by  # a gate without one has no such code
-
-        data = self._data(terms)
-        about = {"partition-id": data.client, "data": data.load.source}
-        return trained_by(self.content, about, installed_function("terms.train", terms.pins.train))
+        return self._find(_training_name(self.content))[1]
 
     def _approve_by_rule(self) -> None:
         """Approve terms that came with an enrolment, if the policy allows that without a person."""

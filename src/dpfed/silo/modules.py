@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -44,18 +44,6 @@ from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import load_policy
 from dpfed.training.reply import ClientState, rehearse
 
-if TYPE_CHECKING:
-    from dpfed.data.shard_process import CleanProcess
-
-
-@runtime_checkable
-class ByProcess(Protocol):
-    """A problem whose rows other processes make (data/shards.py, which not each gate loads)."""
-
-    @property
-    def process(self) -> CleanProcess:
-        """Where."""
-
 
 class LoadedModules(NamedTuple):
     """The modules of a gate's process."""
@@ -64,8 +52,6 @@ class LoadedModules(NamedTuple):
     """Lines of each file of dpfed, by the module's name."""
     others: list[str]
     """Other packages, without those of Python itself."""
-    clean: list[str] = []  # noqa: RUF012 (of a tuple, which nobody changes)
-    """Train functions in shards: each has a process without data, which forks the shards'."""
 
     def report(self) -> Iterator[str]:
         """Line by line, with the total at the end."""
@@ -73,7 +59,6 @@ class LoadedModules(NamedTuple):
             yield f"{lines:6d}  {name}"
         yield f"{sum(self.lines.values()):6d}  lines in {len(self.lines)} modules of dpfed"
         yield f"other packages: {', '.join(self.others)}"
-        yield from self.clean
 
 
 def gate_modules(policy: Path, terms: Sequence[Path] = ()) -> LoadedModules:
@@ -108,20 +93,17 @@ def print_modules(policy: Path, *terms: Path) -> None:
     """In the new process: load, then print the modules as JSON."""
     import_module("dpfed.silo.gate")
     with tempfile.TemporaryDirectory() as folder:
-        clean = sorted(set(_load(policy, terms, Path(folder))))
+        _load(policy, terms, Path(folder))
     lines = {name: _lines(name) for name in sys.modules if name.split(".")[0] == "dpfed"}
     lines["dpfed.silo.__main__"] = _lines("__main__")
     del lines[__name__]  # a gate does not load this file
     tops = {name.split(".")[0] for name in sys.modules}
     named = {name for name in tops - sys.stdlib_module_names if not name.startswith("_")}
-    print(json.dumps([lines, sorted(named - {"dpfed"}), clean]))
+    print(json.dumps([lines, sorted(named - {"dpfed"})]))
 
 
-def _load(path: Path, terms: Sequence[Path], state: Path) -> Iterator[str]:
-    """Open the gate on a copy of its state, and rehearse every training that is approved in it.
-
-    Yields what runs in processes of its own, and so is not in this list.
-    """
+def _load(path: Path, terms: Sequence[Path], state: Path) -> None:
+    """Open the gate on a copy of its state, and rehearse every training that is approved in it."""
     policy = load_policy(path)
     for name in (FILE, REVOCATIONS, CLOCK, SOURCES, LEDGER_FILE, BLOCKS):
         if (found := Path(policy.gate.state) / name).exists():
@@ -142,9 +124,6 @@ def _load(path: Path, terms: Sequence[Path], state: Path) -> Iterator[str]:
             shared = optimizer.share(optimizer.init(params))  # as the first order has it
             broadcast = Broadcast(0, params, shared, training=approval.name)
             rehearse(made.plan, broadcast, ClientState(0, problem))
-            if isinstance(problem, ByProcess):
-                process = problem.process
-                yield f"beside it, without data: {process.module}, which loads {process.function}"
 
 
 def _approve_in_copy(handler: RequestHandler, text: str) -> None:

@@ -26,7 +26,6 @@ and loads nothing of a model: what terms do not say of one is looked at after th
 | ``trust_remote_code`` in terms, or in a policy       | refused, whatever its value             |
 | a model's folder that is not as the terms pin it     | UnsoundPlan, with each order            |
 | a factory beside another ``model.name`` than network | UnsoundPlan                             |
-| shards that together may take longer than a reply    | UnsoundPlan                             |
 | noise that takes over 10 s of the processor's time   | UnsoundPlan                             |
 | terms with another contract than the owner's, or     | UnsoundPlan, with the first difference  |
 | with one where the owner has none, or without        |                                         |
@@ -65,9 +64,7 @@ from dpfed.recipes.schema import (
     NAME,
     PRETRAINED,
     DataRecipe,
-    EvaluationKind,
     Recipe,
-    TrainRecipe,
     with_contract,
 )
 from dpfed.silo.approvals import Price
@@ -184,10 +181,6 @@ class DataPolicy(_Table, frozen=True):
     """Pretrained models by the source that terms name: their folder, and allowed options."""
     factories: dict[str, dict[str, list[Any]]] = {}
     """Allowed ``package.module:function``, with [least, most] or the words for each option."""
-    train: tuple[str, ...] = ()
-    """Allowed train functions of installed packages, at client level only."""
-    sharded: tuple[str, ...] = ()
-    """Allowed train functions in shards, for records and persons; terms pin their package."""
     most_rounds: int = 100
     """The maximum of rounds and spare attempts of a training."""
     largest_model: int = 1_000_000
@@ -465,7 +458,6 @@ def permit(policy: Policy, terms: Terms, today: dt.date) -> DataPolicy:
         raise _violation("most_rounds", f"at most {data.most_rounds}", terms.recipe.rounds + spare)
     epsilon = _permit_size(data, terms)
     _permit_mechanisms(data, terms)
-    _permit_shard_times(policy.gate, data, terms)
     if data.most_epsilon is not None and not epsilon <= data.most_epsilon:
         raise _violation("most_epsilon", f"at most {data.most_epsilon:g}", f"{epsilon:.4g}")
     if not math.isfinite(epsilon):
@@ -574,8 +566,6 @@ def _permit_blocks(data: DataPolicy, terms: Terms, today: dt.date) -> None:
             got = "none" if asked is msgspec.UNSET else "some"
             raise _violation("blocks", f"{held} for this data", got)
         return
-    if terms.pins.train:
-        raise _violation("blocks", "no terms.train, which reads the whole file", terms.pins.train)
     sizes = data.blocks.sizes if data.blocks else {}
     for block, declared in asked.items():
         if not rule.every.has(block):
@@ -600,11 +590,8 @@ def _permit_columns(data: DataPolicy, terms: Terms) -> None:
 def _permit_package(data: DataPolicy, name: str, digest: str) -> None:
     from dpfed.recipes.terms import package_digest  # torch; loaded already
 
-    allowed = (*data.factories, *data.train, *data.sharded)
-    if name not in map(_package, allowed):  # else terms choose what the gate reads
-        raise _violation(
-            "factories, train and sharded", f"nothing of package {name!r}", "a pin of it"
-        )
+    if name not in map(_package, data.factories):  # else terms choose what the gate reads
+        raise _violation("factories", f"nothing of package {name!r}", "a pin of it")
     if package_digest(name) != digest:
         raise _violation("packages (installed)", f"{name} as the terms pin it", digest)
 
@@ -646,10 +633,6 @@ def _permit_code(data: DataPolicy, terms: Terms) -> None:
     _permit_metrics(recipe)
     _permit_own("server", [each.get("name") for each in recipe.server])
     _permit_own("sums", [recipe.sum.get("name")])
-    if terms.pins.train:
-        _permit_train(data, terms)
-    if not isinstance(recipe.train, msgspec.UnsetType):
-        _permit_sharded(data, recipe.train, terms)
     _permit_model(data, terms)
 
 
@@ -751,41 +734,6 @@ def _dotted(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
             yield from ((f"{above}{name}", each) for each in value)
         else:
             yield f"{above}{name}", value
-
-
-def _permit_train(data: DataPolicy, terms: Terms) -> None:
-    recipe, function = terms.recipe, terms.pins.train
-    if function not in data.train:
-        raise _violation("train", f"one of {list(data.train)}", function)
-    _require_pin("train", function, terms)
-    if recipe.privacy.unit is not Unit.CLIENT or recipe.evaluation.kind is not EvaluationKind.OFF:
-        got = f"{recipe.privacy.unit}, {recipe.evaluation.kind}"
-        raise _violation("train", "unit client and evaluation off: a function is one row", got)
-
-
-def _permit_sharded(data: DataPolicy, train: TrainRecipe, terms: Terms) -> None:
-    function = str(train.function)
-    if function not in data.sharded:
-        raise _violation("sharded", f"one of {list(data.sharded)}", function)
-    _require_pin("sharded", function, terms)
-
-
-def _permit_shard_times(gate: GatePolicy, data: DataPolicy, terms: Terms) -> None:
-    """All shards together end before the reply must: else one record could empty the others."""
-    train = terms.recipe.train
-    if isinstance(train, msgspec.UnsetType):
-        return
-    from dpfed.data.shard_process import Limits  # a gate without shards has no such code
-
-    shards, within = terms.plan.shards[data.client], gate.longest
-    if gate.answer_after:
-        within = min(within, gate.answer_after / 2)
-    longest = Limits(train.seconds).longest_of(shards)
-    if longest > 0.9 * within:
-        bound = (
-            f"at most {0.9 * within:g} s for {shards} shards, each of 4 times its seconds and 0.1 s"
-        )
-        raise _violation("longest and answer_after", bound, f"{longest:g} s")
 
 
 def _require_pin(key: str, where: str, terms: Terms) -> None:

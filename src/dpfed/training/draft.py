@@ -70,9 +70,6 @@ class Draft:
     """Attempts beyond the rounds that noise and delta are sized for; with 0 each costs a round."""
     open: bool = False
     """Whether there is no list of devices: ``nominal`` has one entry per slot of a round."""
-    shards: tuple[int, ...] = ()
-    """Into how many shards each client's records are divided, of which each is a row; empty where
-    each unit has a row of its own."""
     contract: str = ""
     """The digest of the contract by which every client reads its table; "" if there is none."""
     blocks: tuple[str, ...] = ()
@@ -189,18 +186,13 @@ class Draft:
         kept = self.client_sampling.draw(len(everyone), stream)
         return tuple(everyone if kept is None else kept.nonzero().flatten().tolist())
 
-    @property
-    def counted(self) -> Nominal:
-        """How many rows each client's releases are sums of: public, and what means divide by."""
-        return self.shards or self.nominal
-
     def cohort(self, channel: str, drawn: Iterable[int] | None = None) -> dict[int, float]:
         """Those drawn (or all) with the public weight of their release in the total, at most 1."""
         clients = range(len(self.nominal)) if drawn is None else drawn
         if self._counts_alike(channel):
             return dict.fromkeys(clients, 1.0)
-        least = min(self.counted)
-        return {client: least / self.counted[client] for client in clients}
+        least = min(self.nominal)
+        return {client: least / self.nominal[client] for client in clients}
 
     def nominal_of(self, client: int) -> float:
         """A client's public size in units; in an open population all have the same."""
@@ -209,10 +201,9 @@ class Draft:
     def denominator(self, channel: str) -> float:
         """The public number that turns the weighted total into the mean."""
         expected = self.participation_rate * self.sampling_rate(channel)
-        counted = self.nominal if self.declared[channel].census else self.counted
         if self._counts_alike(channel):
-            return math.fsum(counted) * expected
-        return len(counted) * min(counted) * expected
+            return math.fsum(self.nominal) * expected
+        return len(self.nominal) * min(self.nominal) * expected
 
     def _counts_alike(self, channel: str) -> bool:
         return self.weights is Weights.SUM or self.declared[channel].census
@@ -220,7 +211,7 @@ class Draft:
     @property
     def uneven(self) -> bool:
         """Whether releases are added with weights of their own."""
-        return self.weights is Weights.AVERAGE and len(set(self.counted)) > 1
+        return self.weights is Weights.AVERAGE and len(set(self.nominal)) > 1
 
     # ---------------------------------------------------------------------------- the server
 

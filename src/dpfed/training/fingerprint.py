@@ -2,7 +2,7 @@
 """The fingerprint of a plan: what server and clients compare before they work together.
 
 It covers clip, noise and its source, unit, adjacency, trust, channels, the client algorithm with
-its options, metrics, sum, weights, sizes, shards, rounds, spare attempts, delta, who is asked,
+its options, metrics, sum, weights, sizes, rounds, spare attempts, delta, who is asked,
 whether the population is open, the data's contract and blocks, and the wire format; not the model,
 the optimizer or the noise's seed, which cost nothing.
 
@@ -41,7 +41,6 @@ def fingerprint(plan: Draft) -> str:
         plan.spare,
         *map(_metric, plan.metrics),
         *(("open",) if plan.open else ()),
-        *(("shards", plan.shards) if plan.shards else ()),
         *((("contract", plan.contract),) if plan.contract else ()),
         *((("blocks", plan.blocks),) if plan.blocks else ()),
         *sorted({own_code_of("mechanisms", m) for m in plan.channels.values()} - {""}),

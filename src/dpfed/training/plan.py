@@ -17,7 +17,7 @@ from typing import Any
 
 from dpfed.accounting.event_tree import ChannelUse, RoundCounts, RoundKind, TrainingReleases
 from dpfed.accounting.events import Json
-from dpfed.accounting.guarantee import CONDITION, Guarantee, guarantee, strongest
+from dpfed.accounting.guarantee import Guarantee, guarantee, strongest
 from dpfed.accounting.signal import Signal
 from dpfed.core.sampling import Everyone
 from dpfed.core.sum_protocol import Signer, SumContext
@@ -154,8 +154,6 @@ class Plan(Draft):
                 f"there (which amplifies nothing, and is taken not to depend on anyone's data)"
             )
             found = replace(found, draws=f"{found.draws}; {said}")
-        if self.shards:
-            found = replace(found, condition=CONDITION)
         found = replace(found, blocks=self.blocks)
         # public weights round each term again, which exact arithmetic does not cover
         return replace(found, idealized=True) if self.uneven else found

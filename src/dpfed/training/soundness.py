@@ -11,12 +11,9 @@ import math
 from dpfed.accounting.guarantee import delta_warning
 from dpfed.core.errors import UnsoundPlan
 from dpfed.core.metric import Metric, joint_bound, joint_replace_bound
-from dpfed.core.sampling import EVERYONE, Everyone
+from dpfed.core.sampling import Everyone
 from dpfed.core.types import METRICS, UPDATE, Adjacency, Trust, Unit
 from dpfed.training.draft import Draft
-
-MOST_SHARDS = 100_000
-"""Of one client: each is a process of its own in every round."""
 
 
 def small_delta(plan: Draft) -> str | None:
@@ -32,7 +29,6 @@ def refuse_unsound(plan: Draft) -> None:
         _wrong_metrics,
         _wrong_channels,
         _wrong_trust,
-        _wrong_sharding,
         _wrong_sampling,
         _wrong_open,
         _wrong_participation,
@@ -203,48 +199,6 @@ def _wrong_shares(plan: Draft) -> str | None:
                 f"a total on {name!r} must be below {plan.sum.capacity():.3g} steps, where it "
                 f"wraps, got up to {largest:.3g}; use sum.bits = 64"
             )
-    return None
-
-
-def _wrong_sharding(plan: Draft) -> str | None:
-    """Rows of shards: what bounds how far one record moves them holds under replace-one alone."""
-    if not plan.shards:
-        return None
-    update = plan.update
-    sizes = [(k, n) for k, n in zip(plan.shards, plan.nominal, strict=False)]
-    wrong = [k for k, n in sizes if not 1 <= k <= min(MOST_SHARDS, n)]
-    if wrong or len(plan.shards) != len(plan.nominal):
-        return (
-            f"train.shards must be from 1 to {MOST_SHARDS:,} and at most the client's public size, "
-            f"one number for each client, got {(wrong or plan.shards)[:5]}; leave it out for the "
-            f"default"
-        )
-    if update.unit is Unit.CLIENT:
-        return (
-            "privacy.unit must be record or group for a train function in shards, got client; "
-            "change it, or leave the table train out: the whole update is then one row"
-        )
-    if update.adjacency is not Adjacency.REPLACE_ONE:
-        return (
-            f"privacy.adjacency must be 'replace-one' for a train function in shards, got "
-            f"{update.adjacency.value!r}: a shard that loses a record has another row, not none; "
-            f"leave it out"
-        )
-    if not plan.client.takes_shards:
-        return (
-            "the client of a train function in shards must be 'gradient', which releases rows and "
-            "does nothing else, got an algorithm with work of its own; leave client and method out"
-        )
-    if update.sampling != EVERYONE or plan.client_sampling != EVERYONE:
-        return (
-            "privacy.record_rate and client_rate must be 1 for a train function in shards: a draw "
-            "of shards is none of records; leave them out"
-        )
-    if update.unit is Unit.GROUP and len(plan.client.channels) > 1:
-        return (
-            "privacy.adaptive must be left out for persons in shards, where a person may move two "
-            "counts; protect records, or fix the clip"
-        )
     return None
 
 

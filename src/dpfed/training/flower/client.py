@@ -7,8 +7,6 @@
     @app.train()
     def train(message, context): ...
 
-    app = ClientApp(mods=[dpfed.flower.private(plan, shards=load)])    # record level, in shards
-
 The client builds the plan by itself, from what its owner agreed to: clip and noise never come from
 the server. A message of a server that runs another plan is refused. Whatever goes wrong here leaves
 as a class name only; the whole sentence is in the local log.
@@ -26,21 +24,18 @@ from typing import Any
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from dpfed.core.checks import refuse
 from dpfed.core.environment import IDENTITY, variable
 from dpfed.core.errors import DataError
 from dpfed.core.log import log
-from dpfed.core.types import Problem, Unit
+from dpfed.core.types import Problem
 from dpfed.sums.secagg.identity import KEY, SIMULATED, SigningKey, own_key
 from dpfed.training.account import Account, open_account
-from dpfed.training.flower.sharded import Shards, refuse_unfit, sharded_app
 from dpfed.training.flower.trained import Train, Trained
 from dpfed.training.plan import Plan
 from dpfed.training.wire.evidence import Facts
 from dpfed.training.wire.responder import respond
 
 MakeProblem = Callable[[Context], Problem]
-MakeData = Callable[[Context], Any]
 MakePlan = Callable[[Context], Plan]
 MakeAccount = Callable[[Context], "Account | None"]
 
@@ -84,7 +79,6 @@ def private(
     plan: Plan | MakePlan,
     ledger: str | MakeAccount | None = None,
     evaluate: Train | None = None,
-    shards: Shards | MakeData | None = None,
 ) -> Callable[[Message, Context, Train], Message]:
     """A mod: the user's train function runs as it is, and only its private update leaves.
 
@@ -102,9 +96,6 @@ def private(
         ledger: as for ``client_app``.
         evaluate: the app's own evaluate function: it runs here after each round's training, on the
             model that came in, and its metrics are in this node's log alone.
-        shards: all data of the node, or a function that loads it from the Context: the train
-            function runs once for each shard of the records, which it gets by ``shard()``, and each
-            shard's update is a row. The guarantee is then for each record (sharded.py).
 
     Returns:
         a mod, for ``ClientApp(mods=[...])``.
@@ -115,37 +106,17 @@ def private(
     'ClientApp'
     """
     owner = _Owner(plan, None, ledger)
-    if evaluate is not None and shards is not None:
-        raise refuse(
-            "evaluate", "left out with shards", evaluate, "evaluate on records that are no node's"
-        )
-    options = shards if shards is None or isinstance(shards, Shards) else Shards(shards)
 
     def mod(message: Message, context: Context, call_next: Train) -> Message:
         asked = message.metadata.message_type
         if asked.partition(".")[0] != MessageType.TRAIN:
             log.warning(_NOT_ANSWERED, asked)
             return Message(RecordDict(), reply_to=message)
-        if options is None:
-            trained = Trained(message, context, call_next, evaluate)
-            node = _AppNode(owner, context, lambda: trained)
-        else:
-            node = _AppNode(owner, context, lambda: _in_shards(node, options, message, call_next))
+        trained = Trained(message, context, call_next, evaluate)
+        node = _AppNode(owner, context, trained)
         return Message(respond(message.content, node), reply_to=message)
 
     return mod
-
-
-def _in_shards(node: _AppNode, options: Shards, message: Message, train: Train) -> Problem:
-    """The node's data, loaded once, and the app's train function for each shard of it."""
-    plan, context = node.plan(""), node.context
-    refuse_unfit(plan, message, train)
-    key = (*node.run, node.client)
-    data = node.owner.once(options.load, key, context)
-    persons = None
-    if plan.update.unit is Unit.GROUP and options.persons is not None:
-        persons = node.owner.once(options.persons, key, context)
-    return sharded_app(options, plan, data, persons, message, context)(train)
 
 
 @dataclass(eq=False)
@@ -177,7 +148,7 @@ class _AppNode:
 
     owner: _Owner
     context: Context
-    trained: Callable[[], Problem] | None = None
+    trained: Problem | None = None
     """A user's own train function, instead of a problem."""
     gated: bool = False
     zero_rows: bool = False
@@ -234,7 +205,7 @@ class _AppNode:
     def problem(self) -> Problem:
         """The node's own data."""
         if self.trained is not None:
-            return self.trained()
+            return self.trained
         key = (*self.run, self.client)
         problem: Problem = self.owner.once(self.owner.problem, key, self.context)
         return problem

@@ -24,14 +24,12 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message, Metadata, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from dpfed.core.errors import DataError, UnsoundPlan
 from dpfed.core.log import log
@@ -130,29 +128,6 @@ class Trained:
         """Refused: a train function has none."""
         del params, unit, loss_bound
         raise UnsoundPlan("a train function has no metrics to release; turn evaluation off")
-
-
-def trained_by(content: RecordDict, about: Mapping[str, Any], train: Train) -> Trained:
-    """An order, whichever engine brought it, as a train function gets it in a Flower app.
-
-    Args:
-        content: the order's records.
-        about: what the function finds in its Context's node_config.
-        train: the user's function.
-    """
-    told = Metadata(
-        run_id=0,
-        message_id="",
-        src_node_id=0,
-        dst_node_id=0,
-        reply_to_message_id="",
-        group_id="",
-        created_at=time.time(),
-        ttl=3600.0,
-        message_type="train",
-    )
-    message: Message = Message(content, metadata=told)  # type: ignore[call-overload]
-    return Trained(message, Context(0, 0, dict(about), RecordDict(), {}), train)
 
 
 def _copied(message: Message, records: Mapping[str, ArrayRecord] | None = None) -> Message:

@@ -64,7 +64,7 @@ APP = "the app that the server shipped"
 MODEL = "model"
 """The name of a receipt's, and of a statement's, subject."""
 ROOM = "the ledger had room for it"
-ASSUMPTIONS = ("noise", "idealized", "draws", "colluders", "correlated", "condition")
+ASSUMPTIONS = ("noise", "idealized", "draws", "colluders", "correlated")
 """What a guarantee's sentence says besides its claims, and rests on: fields of ``Guarantee``."""
 NO_MODEL = hashlib.sha256(b"").hexdigest()
 """The digest of a statement that is about no model: its owner made it, and knows of none."""
