@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from dpfed.core import registry
 from dpfed.data.models import Linear
 from tests.helpers.left_behind import Watch, watch
 
@@ -126,6 +127,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 # ------------------------------------------------------------------------------ what tests share
+
+
+@pytest.fixture(autouse=True)
+def installed_packages() -> Generator[None]:
+    """A test that leaves its own entry points in the registry's cache would break later ones."""
+    yield
+    kept = registry._installed
+    if kept.cache_info().currsize and len(kept()) < 10:  # those of pytest and its plug-ins alone
+        kept.cache_clear()
+        pytest.fail("this test leaves entry points that are not the installed ones")
 
 
 @pytest.fixture(scope="session")
