@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from numbers import Number
 from typing import TYPE_CHECKING, Any, Unpack
 
 from dpfed.core.checks import refuse
@@ -162,6 +163,8 @@ def make_plan(
     if method is not None:
         tables = with_default(tables, method)
     recipe = parse(tables)
+    if not isinstance(clients, int) and not all(isinstance(size, Number) for size in clients):
+        raise refuse("clients", "how many, or a list of public sizes", clients, "give numbers")
     sizes = [_size(recipe, clients)] * clients if isinstance(clients, int) else clients
     plan = plan_for(recipe, sizes, layout)
     if layout is not None:

@@ -83,9 +83,12 @@ def test_the_size_is_that_of_its_layers() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"channels": (6,)}, r"channels must be .* multiples of groups = 4, got \(6,\); change"),
+        (
+            {"channels": (6,)},
+            r"channels must be .* multiples of groups = 4, got a tuple of 1; change",
+        ),
         ({"channels": ()}, r"channels must be one or more .*, got \(\)"),
-        ({"channels": (8, 0)}, r"channels must be one or more positive .*, got \(8, 0\)"),
+        ({"channels": (8, 0)}, r"channels must be one or more positive .*, got a tuple of 2"),
         ({"pool": 0}, "pool must be a whole number, at least 1, got 0"),
         ({"classes": 0}, "classes must be a whole number, at least 1, got 0"),
         ({"groups": 0}, "groups must be a whole number, at least 1, got 0"),

@@ -149,16 +149,16 @@ def test_npz_refuses_pickles_and_rubbish(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "options", "message"),
     [
-        ({"x": np.ones((2, 1)), "y": [-2, 1]}, {}, "labels must be at least 0, got -2"),
+        ({"x": np.ones((2, 1)), "y": [-2, 1]}, {}, "labels must be at least 0, and 1 of 2 are not"),
         (
             {"x": np.ones((2, 1)), "y": [0, 3]},
             {"classes": 3},
-            "labels must be below classes = 3, got 3; raise classes",
+            "below classes = 3, and 1 of 2 are not; raise classes",
         ),
         (
             {"x": np.ones((2, 1)), "y": [0.5, 1]},
             {"classes": 3},
-            "whole numbers, got 0.5; leave out",
+            "whole numbers, and 1 of 2 are not; leave out",
         ),
         ({"x": np.ones((2, 1)), "y": [0.5, np.nan]}, {}, "1 targets are missing"),
         (
@@ -170,7 +170,7 @@ def test_npz_refuses_pickles_and_rubbish(tmp_path) -> None:
         (
             {"x": np.ones((2, 1)), "y": [0, 1], "split": [0, 2]},
             {},
-            "split must be .*, got '2'; correct the rows",
+            "split must be .*, and 1 of 2 are not; correct those",
         ),
         (
             {"x": np.ones((2, 1)), "y": [0, 1], "split": [0]},

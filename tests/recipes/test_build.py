@@ -79,7 +79,7 @@ def test_a_noise_level_can_be_given_instead() -> None:
         ({"privacy": {"epsilon": 1.0, "clip": 0.0}}, r"clip must be .* above 0, got 0\.0"),
         ({"privacy": {"epsilon": 1.0, "adjacency": "add-remove"}}, "declare privacy.nominal"),
         ({"evaluation": {"kind": "peek"}}, "kind must be one of test, .*, got 'peek'; "),
-        ({"server": [{"rate": 1.0}]}, "a server table must have a name, got .*; add one"),
+        ({"server": [{"rate": 1.0}]}, "a server table must have a name, and has none; add one"),
         ({"client": {"name": "gradeint"}}, "did you mean 'gradient'"),
     ],
 )

@@ -53,7 +53,7 @@ def test_every_recipe_of_the_repository_parses(repository: Path) -> None:
             {"privacy": {"trust": "lokal"}},
             "privacy.trust must be one of local, distributed, central, got 'lokal'; correct it",
         ),
-        ({"server": {"name": "scale"}}, "server must be a list, got {'name': 'scale'}; correct it"),
+        ({"server": {"name": "scale"}}, "server must be a list, got a dict of 1; correct it"),
     ],
 )
 def test_mistakes_are_answered_in_one_sentence(tree: dict[str, object], message: str) -> None:

@@ -310,7 +310,7 @@ def _refuse_strange(where: str, contract: Contract, cells: Cells) -> None:
             raise DataError(
                 f"column {shown(column.name)!r} of {where!r} must be as the model's contract has "
                 f"it ({_bound(column)}), got {len(strange):,} of {len(known):,} cells that are "
-                f"not, such as {shown(strange[0])!r}; map them by --map, or say --anyway"
+                f"not; map them by --map, or say --anyway"
             )
 
 

@@ -266,7 +266,7 @@ class StandardisedModule(nn.Module):
         return scores
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StandardisedProblem:
     """One client's records with the model; standardised inputs are cached until they change."""
 

@@ -8,9 +8,16 @@ RecipeError: adam.rate must be a finite number above 0, got nan; leave it out fo
 from __future__ import annotations
 
 import math
+from collections.abc import Sized
+from enum import Enum
+from numbers import Number
+from pathlib import Path
 from typing import Any
 
 from dpfed.core.errors import RecipeError
+
+_MOST_TEXT = 200
+"""Characters of a text in an error: a longer one is no name, path or number."""
 
 
 def refuse(name: str, bound: str, value: Any, way_out: str = "") -> RecipeError:
@@ -23,7 +30,39 @@ def refuse(name: str, bound: str, value: Any, way_out: str = "") -> RecipeError:
         way_out: what to do about it; if empty, the hint is to leave the option out.
     """
     hint = way_out or "leave it out for the default"
-    return RecipeError(f"{name} must be {bound}, got {value!r}; {hint}")
+    return RecipeError(f"{name} must be {bound}, got {value_in_words(value)}; {hint}")
+
+
+def value_in_words(value: Any) -> str:
+    """A value for an error: one number, word or path as it is, of all else the kind and the size.
+
+    Whoever gives a wrong argument may have given records, and errors end in logs. A list of words
+    is a list of names, since no argument takes texts as records.
+
+    >>> value_in_words(-1), value_in_words(["x", "y"]), value_in_words([1.5, 2.5])
+    ('-1', "['x', 'y']", 'a list of 2')
+    """
+    if isinstance(value, str):
+        return repr(value if len(value) <= _MOST_TEXT else f"{value[:_MOST_TEXT]}...")
+    if value is None or isinstance(value, Number | Enum | Path):
+        return repr(value)
+    if type(value).__name__ == "Size":  # torch's, of a shape; torch is not imported for it
+        return repr(tuple(value))
+    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        return repr(value) if len(repr(value)) <= _MOST_TEXT else _kind(value)
+    if isinstance(value, type) or callable(value):
+        return str(getattr(value, "__qualname__", _kind(value)))
+    return _kind(value)
+
+
+def _kind(value: Any) -> str:
+    """The class of a value and its size, never what is in it."""
+    name = type(value).__name__
+    article = "an" if name[0].lower() in "aeiou" or name == "ndarray" else "a"
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return f"{article} {name} of shape {tuple(shape)}"
+    return f"{article} {name} of {len(value)}" if isinstance(value, Sized) else f"{article} {name}"
 
 
 def check_positive(owner: str, **values: float) -> None:

@@ -15,8 +15,9 @@
     +-- RoundAborted       too little arrived to open the round
     +-- ClientRefused      a client could not answer; its text is a class name, never a sentence
 
-An exception's text may quote data. On a client the sentence goes to the local log, and only a name
-from ``WIRE_NAMES`` is sent to the server.
+No value of a record enters a text (``checks.value_in_words``), but a client's code may raise errors
+of its own that quote one. On a client the sentence goes to the local log, and only a name from
+``WIRE_NAMES`` is sent to the server.
 """
 
 from __future__ import annotations

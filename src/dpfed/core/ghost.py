@@ -101,7 +101,7 @@ class Layer(Protocol):
         """All records as one, whose gradient is the sum of theirs: a person's."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Products:
     """The sum over positions of left_t x right_t: [records, T, p] and [records, T, q]."""
 
@@ -168,7 +168,7 @@ class Products:
         return Products(_as_one(self.left), _as_one(self.right))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Lookups:
     """The gradient of a table of vectors: row ``ids[t]`` of it gets ``left_t``, [records, T, q]."""
 
@@ -219,7 +219,7 @@ class Lookups:
         return replace(self, ids=self.ids.reshape(1, -1), left=_as_one(self.left))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Made:
     """Gradients that are there: [records, size], in the precision that they were made in."""
 
@@ -354,7 +354,7 @@ Factors = Callable[[torch.Tensor], tuple[Sequence[Layer], torch.Tensor]]
 """Index of records -> the layers in the order of the flat vector, and which records are usable."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Ghost:
     """Per-record gradients of a network, by the factors of its layers; or those of persons.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one logger, ``dpfed``. A client's log may quote data, and stays on the client.
+"""The one logger, ``dpfed``. What it says of records is their number, never a value.
 
 Untrusted text can contain control characters that steer a terminal, or forge a line of a log. It
 passes ``shown``; a process that serves others logs with ``OneLine``.
@@ -34,6 +34,18 @@ def _plain(character: str) -> str:
     """The character, or a replacement if it is a control, direction, line end or private sign."""
     fine = character.isprintable() and unicodedata.category(character)[0] not in "CZM"
     return character if fine or character == " " else "\N{REPLACEMENT CHARACTER}"
+
+
+def places(error: BaseException | None) -> str:
+    """Where an error was raised, and its class, but no words of it: they may quote a record.
+
+    Args:
+        error: what code raised on records.
+    """
+    if error is None:
+        return "no error"
+    lines = "".join(traceback.format_tb(error.__traceback__, limit=-20))
+    return f"{type(error).__name__} (its words may quote a record, and are left out)\n{lines}"
 
 
 class OneLine(logging.Formatter):

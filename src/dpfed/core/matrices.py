@@ -141,7 +141,7 @@ def solve(matrix: torch.Tensor, vector: Vector, damping: float, bias: bool = Tru
     return linear_vector(torch.linalg.solve(damped, linear_matrix(b, side, bias).T).T, bias)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Gram:
     """Row i is x_i x_i^T; ``mean`` makes all records one row, their mean."""
 
@@ -199,7 +199,7 @@ class Gram:
                 yield product_sum(x, x)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Hessians:
     """Row i is S_i (x) x_i x_i^T, the Hessian of a linear layer's loss at one record.
 

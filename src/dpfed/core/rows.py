@@ -125,7 +125,7 @@ class _ByUnit:
         return (clip_alone(block, bound) for block in self.unit_rows())
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dense(_ByUnit):
     """One row per record in a matrix [records, d]: the oracle of all other kinds."""
 
@@ -161,7 +161,7 @@ class Dense(_ByUnit):
             yield sum_of(self.matrix[index].double().sum(dim=0) for index in parts)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class MetricRows(Dense):
     """Joint rows of metrics, one per unit; replacing one moves the sum by at most ``distance``."""
 
@@ -177,7 +177,7 @@ class MetricRows(Dense):
         return replace(made, replace_bound=min(self.distance, made.replace_bound))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class MeanRows(_ByUnit):
     """Rows of records, made some at a time; a person's row is the mean over their own records.
 
@@ -257,7 +257,7 @@ def _part(values: torch.Tensor | None, index: torch.Tensor) -> torch.Tensor | No
     return None if values is None else values[index]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Outer(_ByUnit):
     """Gradients of one linear layer: row i is residual_i x feature_i, never materialised.
 
@@ -390,7 +390,7 @@ def members_of(groups: torch.Tensor | None) -> Iterator[torch.Tensor]:
     return iter(torch.split(order, counts.tolist()))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Chunks(_ByUnit):
     """Per-record gradients of any model, at most ``chunk`` records at a time.
 
@@ -451,7 +451,7 @@ def made_rows(rows: Rows) -> Rows:
     return made
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Scaled(_ByUnit):
     """Rows whose coordinates are multiplied by public numbers before they are clipped.
 

@@ -67,7 +67,7 @@ class Stackable(Protocol):
         """Problems of the same key as one, whose rows are ``StackedRows``; None if slower."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BoundedSums:
     """The ``BoundedSum`` of each client of a stack, line by line. Sensitive."""
 
@@ -113,7 +113,7 @@ class _Stack:
         raise TypeError("rows of several clients have no common sum; use clipped_sums")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StackedDense(_Stack):
     """One row for each client, [clients, d], as if each had a ``Dense`` of one row."""
 
@@ -130,7 +130,7 @@ class StackedDense(_Stack):
         return BoundedSums(wide.to(self.matrix.dtype), bound, 2 * bound, usable)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StackedOuter(_Stack):
     """Rows of clients with the same number of records, as ``Outer`` of each: one linear layer.
 

@@ -36,7 +36,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 from dpfed.core.checks import refuse
 
@@ -67,7 +67,15 @@ METRICS = "metrics"
 # ---------------------------------------------------------------------------- what is guaranteed
 
 
-class Unit(StrEnum):
+class _Word(StrEnum):
+    """Words that a caller writes; what is none of them is refused without its value."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise refuse(cls.__name__.lower(), f"one of {', '.join(cls)}", value, "correct it")
+
+
+class Unit(_Word):
     """Whose data is protected: what one row stands for.
 
     >>> [str(unit) for unit in Unit]
@@ -79,7 +87,7 @@ class Unit(StrEnum):
     CLIENT = "client"
 
 
-class Trust(StrEnum):
+class Trust(_Word):
     """What the server is trusted with."""
 
     LOCAL = "local"
@@ -90,7 +98,7 @@ class Trust(StrEnum):
     """The server sees clipped sums in clear and adds the noise itself."""
 
 
-class Adjacency(StrEnum):
+class Adjacency(_Word):
     """What "two neighbouring data sets" means. Maps one to one onto dp_accounting's relation."""
 
     REPLACE_ONE = "replace-one"
@@ -98,7 +106,7 @@ class Adjacency(StrEnum):
     ZERO_OUT = "zero-out"
 
 
-class Weights(StrEnum):
+class Weights(_Word):
     """How clients' sums become one mean.
 
     >>> [str(each) for each in Weights]
@@ -177,7 +185,7 @@ class Broadcast:
     """The name of the training, stable when it is resumed."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BoundedSum:
     """A sum of clipped rows. Sensitive.
 

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from dpfed.core.errors import DataError, failures
-from dpfed.core.log import log
+from dpfed.core.log import log, places
 from dpfed.data.batches import Batch, Batches, Inputs, record_batches
 from dpfed.data.datasets import Records
 
@@ -100,8 +100,8 @@ class _Augmenter:
     def _or_none(self, record: Batch, turn: bytes) -> Batch | None:
         try:
             return self.one(record, turn)
-        except failures():
-            log.debug("a record cannot be changed", exc_info=True)
+        except failures() as error:
+            log.debug("a record cannot be changed: %s", places(error))
             return None
 
     def one(self, record: Batch, turn: bytes) -> Batch:

@@ -38,8 +38,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from dpfed.core.checks import value_in_words
 from dpfed.core.errors import DataError, failures
-from dpfed.core.log import log, shown
+from dpfed.core.log import log, places
 from dpfed.data import loaders
 from dpfed.data.datasets import Records
 from dpfed.data.models import made_up
@@ -400,9 +401,9 @@ def _refuse_unfilled(
     if forgotten:
         raise DataError(
             f"fill must name each tensor of the example that has axes of its own, got "
-            f"{sorted(fill)} without {forgotten[0]!r}: a record whose {forgotten[0]} is of another "
-            f"length could not be read; add {forgotten[0]!r}: 0, or None if its length never "
-            f"differs"
+            f"{value_in_words(sorted(fill))} without {forgotten[0]!r}: a record whose "
+            f"{forgotten[0]} is of another length could not be read; add {forgotten[0]!r}: 0, or "
+            f"None if its length never differs"
         )
     strange = sorted(fill.keys() - example.keys())
     if strange:
@@ -433,6 +434,10 @@ def _try_reading(reader: _Reader, example: Any) -> None:
 def _turned(record: torch.Tensor) -> torch.Tensor:
     """Another record of the same values: the second made-up one."""
     return record.roll(1, dims=1) if record.dim() > 1 else record
+
+
+class _OtherShape(ValueError):
+    """A tensor of a record has not the example's shape; the words say nothing of the record."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -470,15 +475,17 @@ class _Reader:
             whole = {n: self._fitted(n, made[n], e) for n, e in self.empty.tensors().items()}
             return self.empty.like(whole)
         except failures() as error:
-            log.debug("record %d cannot be read", at, exc_info=True)
-            return f"{type(error).__name__} ({shown(str(error))})"
+            log.debug("record %d cannot be read: %s", at, places(error))
+            return str(error) if isinstance(error, _OtherShape) else type(error).__name__
 
     def _fitted(self, name: str, tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """The tensor in the example's shape and type."""
         if tensor.shape != like.shape:
             if tensor.dim() != like.dim() or name not in self.fill:
-                shapes = f"{tuple(tensor.shape[1:])}, and the example {tuple(like.shape[1:])}"
-                raise ValueError(f"{name} has shape {shapes}: name it in fill, or correct collate")
+                raise _OtherShape(
+                    f"a shape of {name} that is not the example's {tuple(like.shape[1:])} (name it "
+                    f"in fill, or correct collate)"
+                )
             value = self.fill[name]
             tensor = tensor[tuple(slice(size) for size in like.shape)]
             missing = [w - g for w, g in zip(like.shape, tensor.shape, strict=True)]

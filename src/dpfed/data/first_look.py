@@ -23,7 +23,7 @@ from collections.abc import Iterator
 import torch
 
 from dpfed.core.errors import failures
-from dpfed.core.log import log
+from dpfed.core.log import log, places
 from dpfed.data.batches import Batch, Batches
 
 LOOKED_AT = 8
@@ -55,8 +55,8 @@ def look(
             if kind not in said:
                 log.warning("data: %s", sentence)
             said.add(kind)
-    except failures():
-        log.debug("the records could not be looked at", exc_info=True)
+    except failures() as error:
+        log.debug("the records could not be looked at: %s", places(error))
 
 
 def _findings(batches: Batches, classes: int | None, *, numbers: bool) -> Iterator[str]:
@@ -81,8 +81,8 @@ def _labels(labels: torch.Tensor, classes: int) -> Iterator[str]:
     if bool(unknown.any()):
         yield (
             f"{int(unknown.sum())} of {len(labels)} records have a label that the model does not "
-            f"know, such as {int(labels[unknown][0])}, and are ignored; number classes from 0 to "
-            f"{classes - 1}, or give the last layer more outputs"
+            f"know, and are ignored; number classes from 0 to {classes - 1}, or give the last "
+            f"layer more outputs"
         )
 
 
@@ -100,8 +100,8 @@ def _inputs(read: Batch, most: float) -> Iterator[str]:
         largest = float(rows[~holes].abs().max()) if bool((~holes).any()) and rows.numel() else 0.0
         if largest > most:
             yield (
-                f"{name} reaches {largest:.4g}, by which large numbers drown all else; divide by a "
-                f"public constant, as x / 255 for images, so that numbers are about 1"
+                f"{name} has numbers above {most:g}, which drown all else; divide by a public "
+                f"constant, as x / 255 for images, so that numbers are about 1"
             )
 
 

@@ -31,7 +31,7 @@ from dpfed.data.batches import Batches
 from dpfed.data.datasets import Records
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Found:
     """Arrays of records, and what a result says of them."""
 
@@ -95,12 +95,18 @@ def is_frame(given: Any) -> bool:
 def _arrow(frame: Any) -> Any:
     with require_extra("tables", "a data frame", "pyarrow"):
         import pyarrow as pa
-    if isinstance(frame, pa.Table):
-        table = frame
-    elif hasattr(frame, "__arrow_c_stream__"):
-        table = pa.table(frame)
-    else:
-        table = pa.Table.from_pandas(frame, preserve_index=False)
+    try:
+        if isinstance(frame, pa.Table):
+            table = frame
+        elif hasattr(frame, "__arrow_c_stream__"):
+            table = pa.table(frame)
+        else:
+            table = pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowException, TypeError, ValueError):
+        raise DataError(
+            "a data frame must hold one kind of value in each column, and a column holds several; "
+            "convert it with astype(str), or to numbers"
+        ) from None  # Arrow's error may quote a cell
     return table.cast(pa.schema([(each.name, _plain_type(each.type)) for each in table.schema]))
 
 
@@ -119,11 +125,11 @@ def _array(name: str, given: Any) -> readers.Array:
     try:
         array = np.asarray(given)
         return array.astype(np.float64) if array.dtype == object and array.ndim == 2 else array
-    except Exception as error:
+    except Exception:
         raise DataError(
             f"{name} must be an array with one row per record, got a {type(given).__name__} of "
             f"words or unequal rows; encode words as numbers, or give a data frame with data.schema"
-        ) from error
+        ) from None  # NumPy's error quotes the cell
 
 
 def _same_length(x: Any, y: Any, groups: Any = None) -> readers.TablePart:

@@ -46,6 +46,7 @@ from torch.utils.data import (
     default_convert,
 )
 
+from dpfed.core.checks import value_in_words
 from dpfed.core.errors import DataError, failures
 from dpfed.core.log import log
 
@@ -155,8 +156,8 @@ def by_index(data: Any, count: int | None) -> Any:
     if not lacking and not isinstance(data, IterableDataset):
         if count is not None:
             raise DataError(
-                f"count must be left out for a data set that has a length, {len(data)}, got "
-                f"{count}; it declares the records of a stream"
+                f"count must be left out for a data set that has a length, {len(data)}; it "
+                f"declares the records of a stream"
             )
         return data
     if not hasattr(type(data), "__iter__"):
@@ -174,8 +175,8 @@ def by_index(data: Any, count: int | None) -> Any:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise DataError(
             f"a {type(data).__name__} is a stream without __len__ and __getitem__, so the number "
-            f"of its records must be declared in public, got {count!r}; give count=1000, say, or a "
-            f"data set with a length, such as a list or loader.dataset"
+            f"of its records must be declared in public, got {value_in_words(count)}; give "
+            f"count=1000, say, or a data set with a length, such as a list or loader.dataset"
         )
     _refuse_steps(data)
     return Stream(data, count)

@@ -170,7 +170,7 @@ class Segmentation:
         y = y[:, 0] if y.dim() == scores.dim() and y.shape[1] == 1 else y
         if y.shape != (len(scores), *scores.shape[2:]):
             bound = f"a class for each voxel, {tuple(scores.shape[2:])}"
-            raise refuse("labels of a segmentation", bound, tuple(y.shape[1:]), "correct them")
+            raise refuse("labels of a segmentation", bound, y.shape[1:], "correct them")
         return scores.flatten(2), known_labels(y.flatten(1).long(), classes)
 
     def _dice(self, parts: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -33,6 +33,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.nn import functional
 
+from dpfed.core.checks import refuse
 from dpfed.core.clipping import row_norms
 from dpfed.core.errors import DataError
 from dpfed.core.log import log
@@ -328,6 +329,15 @@ class Linear:
     outputs: int = 1
     bias: bool = True
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.link, str) or self.link not in _LINKS:
+            raise refuse("link", f"one of {', '.join(_LINKS)}", self.link)
+        for name, value in (("features", self.features), ("outputs", self.outputs)):
+            if not isinstance(value, int) or value < 1:
+                raise refuse(name, "a whole number, at least 1", value)
+        if not isinstance(self.bias, bool):
+            raise refuse("bias", "True or False", self.bias)
+
     @property
     def layout(self) -> Layout:
         """As nn.Linear names and orders them."""
@@ -535,7 +545,7 @@ LARGE_CLIENT = 1 << 15
 """Numbers in a client's records from which on a stack does not copy them."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LinearStack:
     """Several clients of one linear model, each with the same number of records, as one problem.
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dpfed.core.checks import refuse
+from dpfed.core.checks import refuse, value_in_words
 from dpfed.core.errors import DpfedError, RecipeError, first_sentence
 from dpfed.core.log import log
 from dpfed.core.types import Vector
@@ -78,7 +78,7 @@ def _mixes_records(layer: nn.Module) -> bool:
 def check_loss(loss: Any) -> None:
     """Refuse what is no function of scores and targets."""
     if isinstance(loss, type) or not callable(loss):
-        got = f"the class {loss.__name__}" if isinstance(loss, type) else repr(loss)
+        got = f"the class {loss.__name__}" if isinstance(loss, type) else value_in_words(loss)
         raise RecipeError(
             f"the loss must be a function of scores and targets or a name, got {got}; give "
             f"one that was made, such as nn.CrossEntropyLoss(reduction='none'), or 'cross-entropy'"
@@ -89,8 +89,8 @@ def check_place(device: Any, dtype: Any) -> None:
     """Refuse what is no device, or no type of floating-point numbers."""
     try:
         torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise refuse("device", "one that torch knows", device, "'cuda' is one") from error
+    except (RuntimeError, TypeError):
+        raise refuse("device", "one that torch knows", device, "'cuda' is one") from None
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise refuse("dtype", "a floating-point type of torch", dtype, "torch.bfloat16 is one")
 

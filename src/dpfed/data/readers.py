@@ -46,6 +46,9 @@ class TablePart(NamedTuple):
     days: Array | None = None
     """When each record arrived, as ``arrival_days`` has it."""
 
+    def __repr__(self) -> str:
+        return f"TablePart({len(self.y)} records)"
+
 
 SPLIT = "split"
 """The column or array of marks of training and test, unless a caller names another."""
@@ -186,8 +189,10 @@ def by_split(whole: TablePart, split: Array | None) -> dict[str, TablePart]:
     text = np.char.lower(np.asarray(split).astype(str))
     unknown = sorted(set(text.tolist()) - {value for known in names.values() for value in known})
     if unknown:
-        bound = "0 or train, val or validation, 1 or test"
-        raise bad_option("split", bound, unknown[0], "correct the rows that say otherwise")
+        raise DataError(
+            f"split must be 0 or train, val or validation, 1 or test, and "
+            f"{int(np.isin(text, unknown).sum())} of {len(text)} are not; correct those rows"
+        )
     chosen = {part: np.isin(text, known) for part, known in names.items()}
     return {part: _rows_of(whole, mask) for part, mask in chosen.items() if mask.any()}
 
@@ -388,7 +393,10 @@ def label_tensors(parts: list[Array], classes: int | None) -> tuple[list[torch.T
     numbers = _class_numbers(y)
     most = int(numbers.max()) + 1
     if classes is not None and most > classes:
-        raise bad_option("labels", f"below classes = {classes}", most - 1, "raise classes")
+        raise DataError(
+            f"labels must be below classes = {classes}, and {int((numbers >= classes).sum())} of "
+            f"{len(numbers)} are not; raise classes"
+        )
     cuts = np.cumsum([len(part) for part in flat])[:-1]
     return [torch.from_numpy(part.copy()) for part in np.split(numbers, cuts)], classes or most
 
@@ -398,14 +406,17 @@ def _class_numbers(y: Array) -> NDArray[np.int64]:
         return _ids(y)
     if y.dtype.kind == "f" and not (whole := np.isfinite(y) & (y == np.round(y))).all():
         raise DataError(
-            f"class labels must be whole numbers, got {y[~whole][0]:g}; "
+            f"class labels must be whole numbers, and {int((~whole).sum())} of {len(y)} are not; "
             "leave out classes for a regression"
         )
     numbers: NDArray[np.int64] = y.astype(np.int64)
     if set(np.unique(numbers).tolist()) == {-1, 1}:
         return (numbers + 1) // 2
     if numbers.min() < 0:
-        raise DataError(f"labels must be at least 0, got {numbers.min()}; renumber them from 0")
+        raise DataError(
+            f"labels must be at least 0, and {int((numbers < 0).sum())} of {len(numbers)} are not; "
+            "renumber them from 0"
+        )
     return numbers
 
 

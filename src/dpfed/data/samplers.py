@@ -15,6 +15,7 @@ thread.
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from torch import nn
 
 from dpfed.core.errors import RecipeError, failures
 from dpfed.core.extras import require_extra
-from dpfed.core.log import log
+from dpfed.core.log import log, places
 from dpfed.core.types import Vector
 from dpfed.core.vector import Layout, one_thread
 from dpfed.data.batches import Batch
@@ -115,7 +116,8 @@ def forgiving(compute: PerRecord, batch: Batch, empty: Batch) -> torch.Tensor:
 def failing(compute: Callable[[Batch], Any], batch: Batch) -> torch.Tensor:
     """Which records make ``compute`` raise on their own, bool [k]: it raised on all of them."""
     alone = [fails(compute, batch[i : i + 1]) for i in range(len(batch))]
-    log.exception("%d of %d records failed; they are ignored", sum(alone), len(batch))
+    why = places(sys.exception())
+    log.error("%d of %d records failed; they are ignored: %s", sum(alone), len(batch), why)
     return torch.tensor(alone, dtype=torch.bool)
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -39,8 +39,8 @@ class ColumnScreen:
     name: str
     missing: int
     outside: int
-    low: float
-    high: float
+    low: float = field(repr=False)
+    high: float = field(repr=False)
 
     @property
     def constant(self) -> bool:
@@ -144,9 +144,9 @@ class Screen:
         if ratio < UNSCALED_RATIO:
             return ""
         return (
-            f"the largest column scale is {ratio:,.0f} times the smallest ({most} and {least}), so "
-            f"that noise drowns the small one; give public ranges in data.schema, or data.shift "
-            f"and data.scale"
+            f"the largest column scale is over {10 ** int(math.log10(ratio)):,} times the smallest "
+            f"({most} and {least}), so that noise drowns the small one; give public ranges in "
+            f"data.schema, or data.shift and data.scale"
         )
 
 

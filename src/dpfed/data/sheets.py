@@ -147,7 +147,7 @@ def _split(path: Path, number: int, line: str, separator: str) -> list[str] | No
             raise DataError(
                 f"{path.name!r} has a quote in line {number} that is open at its end; close it, "
                 f"and write each record in one line"
-            ) from error
+            ) from None
         return None
     return cells
 

@@ -27,6 +27,7 @@ not with ``by_cell``, as a gate reads: then features are the named columns, or a
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ import numpy as np
 from dpfed.core.errors import DataError
 from dpfed.core.extras import require_extra
 from dpfed.data import cells
-from dpfed.data._checks import bad_option, unreadable
+from dpfed.data._checks import bad_option
 from dpfed.data.readers import (
     Array,
     Columns,
@@ -157,8 +158,12 @@ def _read(path: Path, texts: Sequence[str] | None = ()) -> Any:
     try:
         return _read_arrow(path, texts)
     except (pa.ArrowException, OSError) as error:
-        way_out = f"check that it is a complete {path.suffix} file"
-        raise unreadable(path, "a table", error, way_out) from error
+        fault = re.search(r"Expected \d+ columns, got \d+", str(error))
+        said = fault[0] if fault else type(error).__name__
+        raise DataError(
+            f"{path.name!r} cannot be read as a table ({said}); check that it is a complete "
+            f"{path.suffix} file"
+        ) from None  # Arrow's error quotes the line
 
 
 def _read_arrow(path: Path, texts: Sequence[str] | None) -> Any:

@@ -236,6 +236,6 @@ class NoisySum:
 
 def _matrix(rows: torch.Tensor) -> torch.Tensor:
     if rows.dim() != 2:
-        raise refuse("rows", "[units, size], a row per unit", tuple(rows.shape), "reshape them")
+        raise refuse("rows", "[units, size], a row per unit", rows.shape, "reshape them")
     plain = rows.detach().cpu()
     return plain if plain.is_floating_point() else plain.double()

@@ -55,7 +55,7 @@ def server_step(
     """
     if params.dim() != 1 or params.shape != mean.shape:
         bound = f"one flat vector like params, {tuple(params.shape)}"
-        raise refuse("mean", bound, tuple(mean.shape), "flatten both")
+        raise refuse("mean", bound, mean.shape, "flatten both")
     seen = Aggregate(
         round=round,
         params=params,

@@ -265,7 +265,7 @@ def _for_each(name: str, given: float | list[float], features: int) -> list[floa
 def _plug_in(kind: str, table: dict[str, Any], **facts: Any) -> Any:
     if not isinstance(table.get("name"), str):
         raise RecipeError(
-            f"a {kind.removesuffix('s')} table must have a name, got {table}; add one that "
+            f"a {kind.removesuffix('s')} table must have a name, and has none; add one that "
             f"'dpfed methods --plug-ins' lists"
         )
     options = {key: value for key, value in table.items() if key != "name"}

@@ -102,7 +102,7 @@ def run(
     if checkpoint:
         _same_recipe(checkpoint, resolved)
     if sinks and out is None:
-        raise RecipeError(f"sinks {list(sinks)} write into a folder; give out='runs/NAME', too")
+        raise RecipeError("sinks write into a folder, and none is given; give out='runs/NAME', too")
     about = session.about(Path(out or "."))
     with _watched(about, watch, sinks) as follow:
         result = _ENGINES[engine](session, root, follow, checkpoint)
@@ -141,11 +141,15 @@ def resolve(
         overrides: ``key=value`` texts.
         sections: the recipe's sections, which stand before those of a file.
     """
+    if seed is not None and not isinstance(seed, int):
+        raise refuse("seed", "a whole number", seed)
     extra = overrides if seed is None else (*overrides, f"seed={seed}")
     if isinstance(recipe, str | Path):
         recipe = recipes.read_toml(Path(recipe))
     elif isinstance(recipe, Recipe):
         recipe = msgspec.to_builtins(recipe)
+    elif recipe is not None and not isinstance(recipe, Mapping):
+        raise refuse("recipe", "a TOML file or its tables", recipe, "give records as data=")
     return recipes.load_recipe({**(recipe or {}), **sections}, extra)
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from enum import StrEnum
+from numbers import Number
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -353,7 +355,18 @@ def with_named_code(tree: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(evaluation, Mapping) and isinstance(evaluation.get("metrics"), list | tuple):
         named = [_plug_in_table("metrics", each) for each in evaluation["metrics"]]
         made["evaluation"] = {**evaluation, "metrics": named}
+    _refuse_objects(made)
     return made
+
+
+def _refuse_objects(tree: Mapping[str, Any]) -> None:
+    """Refuse what no recipe is made of, such as an array: the parser would read its attributes."""
+    server = tree.get("server")
+    many = server if isinstance(server, list | tuple) else ()
+    for key, value in (*tree.items(), *((f"server.{at}", one) for at, one in enumerate(many))):
+        plain = isinstance(value, Mapping | str | Number | list | tuple | msgspec.Struct | None)
+        if not plain and not is_dataclass(value):
+            raise refuse(str(key), "a value or a table, as in a recipe", value, "correct it")
 
 
 def _plug_in_table(kind: str, given: Any) -> Any:
@@ -562,7 +575,10 @@ def _explain(message: str, tree: Mapping[str, Any]) -> str:
 
 def _must_be(field: str, bound: str, tree: Mapping[str, Any]) -> str:
     way_out = "correct it, or leave it out for the default"
-    return str(refuse(field, bound, _at(tree, field), way_out))
+    value = _at(tree, field)
+    if isinstance(value, Number) and field.endswith("]"):  # one of a list: of records, maybe
+        return f"{field} must be {bound}, got a {type(value).__name__}; {way_out}"
+    return str(refuse(field, bound, value, way_out))
 
 
 _TABLES = {

@@ -40,6 +40,7 @@ leaves as a class name from a fixed list. How long a reply takes is not covered.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -50,7 +51,7 @@ import torch
 
 from dpfed.core.errors import BadRelease, ClientRefused, DataError, UnsoundPlan, failures, wire_name
 from dpfed.core.grid import pack
-from dpfed.core.log import log
+from dpfed.core.log import log, places
 from dpfed.core.metric import Judged, contained_row, joint_replace_bound, joint_row
 from dpfed.core.rows import MetricRows
 from dpfed.core.sampling import drawn
@@ -264,13 +265,14 @@ def reply_or_zero_rows(
         with denormals_as_zero():
             return _work(plan, broadcast, client, release)
     except failures():  # from here on a refusal would tell something of the data
-        log.exception(
-            "client %d: local training failed in round %d (traceback above); sent an all-zero "
-            "update with full noise, so that the failure does not leak. Earlier rounds answered "
-            "this way: %d",
+        log.error(
+            "client %d: local training failed in round %d; sent an all-zero update with full "
+            "noise, so that the failure does not leak. Earlier rounds answered this way: %d. It "
+            "was %s",
             client.client,
             broadcast.round,
             client.zeroed,
+            places(sys.exception()),
         )
         return _zero_rows_reply(plan, broadcast, client)
 

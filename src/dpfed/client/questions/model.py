@@ -57,7 +57,7 @@ class Statistics:
         return nothing, nothing
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StatisticsProblem:
     """One client's records with the questions. Sensitive."""
 
