@@ -90,7 +90,7 @@ CALLS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 OWN_PARAMETERS = {"dpfed.run": ("recipe", "seed", "out", "overrides", "engine", "sinks", "model")}
 """Parameters that a signature hides, or all that are tried of a function that trains."""
-FITTING = {("clients", "a list"), ("nominal", "a list")}
+FITTING = {("clients", "a list")}
 """What is right there: public sizes, which a plan shows."""
 
 
