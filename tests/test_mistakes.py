@@ -81,9 +81,9 @@ MISTAKES = {
         [*SECURE, "privacy.weights=average"],
         ["silos have", "units", "exposes the smallest", "use weights = 'sum'"],
     ),
-    "draws under replace-one": (
-        ["privacy.record_rate=0.5"],
-        ["rate 0.5", "no proven bound under replace-one", "use adjacency = 'zero-out' or"],
+    "draws under replace-one at a tiny delta": (
+        ["privacy.record_rate=0.5", "privacy.delta=1e-10"],
+        ["privacy.delta must be at least 1e-09", "got 1e-10", "set a rate of 1"],
     ),
     "a data file that is missing": (
         ["data.source=absent.npz"],
@@ -433,10 +433,10 @@ SHOWN = {
         "1 is usual",
     ),
     errors.UnsoundPlan: Shown(
-        lambda: played(Fine(), privacy={"record_rate": 0.5}),
-        "rate 0.5",
-        "no proven bound",
-        "use adjacency = 'zero-out' or 'add-remove'",
+        lambda: played(Fine(), privacy={"record_rate": 0.5, "delta": 1e-10}),
+        "got 1e-10",
+        "must be at least 1e-09",
+        "raise it, or set a rate of 1",
     ),
     errors.Unpriceable: Shown(
         _unpriceable,

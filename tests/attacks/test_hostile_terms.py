@@ -174,10 +174,11 @@ def test_the_limit_of_time_is_taken_back_and_hides_no_other_error() -> None:
 
 
 def test_a_cost_without_a_bound_is_refused(tmp_path: Path) -> None:
-    """A draw under zero-out has none for an owner who counts replace-one: nothing could be paid."""
-    drawn = {"epsilon": 0.5, "adjacency": "zero-out", "record_rate": 0.5}
+    """A draw under replace-one has none for an owner who counts zero-out: nothing could be paid."""
+    drawn = {"std_over_clip": 9.0, "record_rate": 0.5}
+    owner = policy(tmp_path, adjacency="zero-out")
     with pytest.raises(UnsoundPlan, match="bound for each record"):
-        permit(policy(tmp_path), terms(tmp_path, privacy=drawn, rounds=100), TODAY)
+        permit(owner, terms(tmp_path, privacy=drawn, rounds=100), TODAY)
 
 
 @pytest.mark.parametrize("option", ["std", "replace_bound"])

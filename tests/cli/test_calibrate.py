@@ -169,11 +169,16 @@ def test_a_population_compares_kinds_of_noise():
     done = dpfed("calibrate", "--epsilon", 2, "--rounds", 24, *words)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines[1:5]] == ["independent", "tree", "banded", "blt"]
-    assert "least: banded" in done.stdout
+    assert [line.split()[0] for line in lines[1:5]] == [
+        "independent",
+        "amplified",
+        "tree",
+        "banded",
+    ]
+    assert "least: amplified" in done.stdout
     assert "participation = {min_separation = 8, at_most = 3}" in done.stdout
     found = json.loads(dpfed("calibrate", "--epsilon", 2, "--rounds", 24, *words, "--json").stdout)
-    assert found["least"] == "banded"
+    assert found["least"] == "amplified"
 
 
 @pytest.mark.parametrize(

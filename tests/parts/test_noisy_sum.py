@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from dpfed.accounting.ledger.balance import Budget
-from dpfed.accounting.ledger.conversions import LedgerKey
+from dpfed.accounting.ledger.conversions import LedgerKey, Server
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.errors import BudgetSpent, DpfedError, RecipeError, UnsoundPlan
+from dpfed.core.types import Adjacency
 from dpfed.parts import NoisySum
 
 NOTHING = torch.zeros(0, 20_000)
@@ -65,6 +66,15 @@ def test_a_draw_takes_its_part_and_lessens_the_noise() -> None:
     assert float(drawn(torch.ones(4000, 1)).value[0]) == pytest.approx(1000, abs=150)
 
 
+def test_a_draw_under_replace_one_is_charged_at_its_price(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.sqlite"
+    door(rate=0.25, releases=1, epsilon=0.5, dataset="ward", name="sum", ledger=ledger)
+    spent = Ledger(ledger).spent(LedgerKey("ward", adversary=Server.CURIOUS))
+    assert 0.4 < spent.epsilon(1e-5, Adjacency.REPLACE_ONE) <= 0.5
+    (row,) = (row for row in Ledger(ledger).rows() if row.body["kind"] == "reserve")
+    assert row.body["event"]["kind"] == "ThroughZero"
+
+
 def test_one_release_too_many_is_refused_and_counted_over_threads() -> None:
     made, refused = door(releases=3), []
 
@@ -111,7 +121,6 @@ def test_no_copy_and_no_fork_releases_once_more() -> None:
         ({"clip": math.nan}, "clip must be a finite number above 0"),
         ({"epsilon": 0.0}, "epsilon"),
         ({"options": {"facts": 1}}, "has no option 'facts'"),
-        ({"rate": 0.1}, "no accountant here gives an upper bound"),  # replace-one
     ],
 )
 def test_what_has_no_cost_is_refused(changes: dict[str, object], said: str) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dpfed.accounting import gdp
-from dpfed.accounting.guarantee import epsilon_of_event, is_gaussian, mechanism_mu_squared
+from dpfed.accounting.event_tree import mechanism_event
+from dpfed.accounting.guarantee import epsilon_of, is_gaussian, mechanism_mu_squared
 from dpfed.core.checks import refuse
 from dpfed.core.errors import Unpriceable
 from dpfed.core.types import Mechanism
@@ -78,8 +79,8 @@ def closed_form(mechanism: M, mu: float, releases: int) -> M:
 
 def _search(mechanism: M, epsilon: float, delta: float, releases: int) -> M:
     def epsilon_at(factor: float) -> float:
-        event = mechanism.with_std(mechanism.clip * factor).event(releases)
-        return epsilon_of_event(event, delta, mechanism.adjacency)[0]
+        event = mechanism_event(mechanism.with_std(mechanism.clip * factor), releases)
+        return epsilon_of(event, delta, mechanism.adjacency)[0]
 
     factor = least_factor(epsilon_at, epsilon)
     return mechanism.with_std(mechanism.clip * factor)  # type: ignore[return-value]

@@ -53,6 +53,9 @@ def gaussian_with_mu_squared(mu_squared: float, adjacency: Adjacency) -> Json:
 
 def repeated(one: Json, count: int) -> Json:
     """``count`` releases that are each the event ``one``, as a row of the ledger has them."""
+    inner = below_mark(one)
+    if inner is not None:
+        return through_zero(repeated(inner, count))
     if one["kind"] == "SelfComposed":
         return {**one, "count": one["count"] * count}
     return one  # NonPrivate: a second release in the clear costs no more

@@ -22,7 +22,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,8 @@ from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.accounting.ledger.request import ChannelRequest, Request
 from dpfed.core.checks import refuse
 from dpfed.core.errors import Unpriceable
-from dpfed.core.types import Adjacency, Facts, Unit
+from dpfed.core.sampling import EVERYONE
+from dpfed.core.types import Adjacency, Facts, Sampling, Unit
 from dpfed.mechanisms.gaussian import gaussian
 
 if TYPE_CHECKING:
@@ -80,15 +81,56 @@ def charged(
     ...         round(epsilon, 2)  # here the mechanism of another library runs
     0.5
     """
+    tree = events.to_json(event)
+    with charged_tree(
+        tree,
+        dataset=dataset,
+        name=name,
+        adjacency=adjacency,
+        unit=unit,
+        delta=delta,
+        ledger=ledger,
+    ) as epsilon:
+        yield epsilon
+
+
+@contextmanager
+def charged_tree(
+    tree: Json,
+    *,
+    dataset: str,
+    name: str,
+    adjacency: Adjacency | str,
+    unit: Unit | str = Unit.RECORD,
+    delta: float,
+    ledger: str | Path | None,
+    part: ChannelRequest | None = None,
+) -> Iterator[float]:
+    """As ``charged``, of a tree, and of the releases that cost it, if dpfed's mechanism makes them.
+
+    Args:
+        tree: the cost, which may have the mark of draws under replace-one.
+        dataset: as in ``charged``, like all that follow.
+        name: what the releases are called.
+        adjacency: which data sets are neighbours.
+        unit: whose data is protected.
+        delta: of the epsilon that the block is told.
+        ledger: the ledger's file.
+        part: the releases; None if only their cost is known.
+    """
     if not dataset or "/" in dataset:
         raise refuse("dataset", "a name without a '/'", dataset, "use one such as 'adult'")
     if not name:
         raise refuse("name", "a text", name, "say what is released, such as 'mean-age-2026'")
-    tree, neighbours = events.to_json(event), Adjacency(adjacency)
+    neighbours = Adjacency(adjacency)
     epsilon, _ = epsilon_of(tree, delta, neighbours)
     if not math.isfinite(epsilon):
-        raise Unpriceable(f"{event} has no finite epsilon; add noise before anything is released")
+        raise Unpriceable(
+            f"{str(tree)[:80]} has no finite epsilon; add noise before anything is released"
+        )
     request = _request(tree, LedgerKey(dataset, Unit(unit), neighbours), name)
+    if part is not None:
+        request = replace(request, parts={_CHANNEL: part}, whole=tree)
     opened = Ledger(None if ledger is None else Path(ledger))
     try:
         rows = opened.begin(request)
@@ -129,7 +171,7 @@ class _Stated:
     adjacency: Adjacency
     shares: float = 1.0
     participation: None = None
-    sampling: None = None
+    sampling: Sampling = EVERYONE
     independent: bool = True
 
     def event(self, releases: int, shares: float | None = None) -> DpEvent:

@@ -31,8 +31,9 @@ from typing import Any, NoReturn
 import torch
 
 from dpfed.accounting.calibrate import calibrate
-from dpfed.accounting.event_tree import ChannelUse, TrainingReleases
+from dpfed.accounting.event_tree import ChannelUse, TrainingReleases, mechanism_event
 from dpfed.accounting.guarantee import Guarantee, guarantee
+from dpfed.accounting.ledger.request import ChannelRequest
 from dpfed.core.checks import refuse
 from dpfed.core.errors import BudgetSpent, UnsoundPlan
 from dpfed.core.randomness import Noise
@@ -40,7 +41,7 @@ from dpfed.core.registry import build
 from dpfed.core.rows import Dense
 from dpfed.core.sampling import Poisson
 from dpfed.core.types import Adjacency, Facts, Mechanism, Release, Trust, Unit, Vector
-from dpfed.parts.charge import charged
+from dpfed.parts.charge import charged_tree
 from dpfed.sums.secure import Secure, secure
 
 FRESH = ("gaussian", "discrete_gaussian")
@@ -151,9 +152,15 @@ class NoisySum:
         self._delta, self._planned, self._made = delta, releases, 0
         self._lock, self._process = threading.Lock(), os.getpid()
         if dataset is not None:
-            event = self._mechanism.event(releases, honest)
-            with charged(
-                event, dataset=dataset, name=name, adjacency=adjacency, ledger=ledger, delta=delta
+            event = mechanism_event(self._mechanism, releases, honest)
+            with charged_tree(
+                event,
+                dataset=dataset,
+                name=name,
+                adjacency=adjacency,
+                ledger=ledger,
+                delta=delta,
+                part=ChannelRequest(self._mechanism, releases, releases) if rate != 1 else None,
             ):
                 pass
 

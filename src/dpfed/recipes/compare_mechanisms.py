@@ -19,7 +19,6 @@ happens to be online do not.
 | no min_separation                                | the largest that the cohorts leave room for   |
 | no at_most                                       | as often as the rounds allow                  |
 | cohorts that so few devices cannot fill          | RecipeError                                   |
-| replace-one                                      | no row 'amplified': no accountant covers it   |
 | add-remove                                       | RecipeError: who takes part is visible        |
 | a tree that takes too long to account for        | no row for it, and why                        |
 """
@@ -128,10 +127,9 @@ def _kinds(
 ) -> dict[str, Any]:
     """How to build each mechanism, before it is calibrated."""
     apart = replace(facts, participation=limits)
-    made: dict[str, Any] = {"independent": lambda: gaussian(apart)}
-    if facts.adjacency is not Adjacency.REPLACE_ONE:
-        made["amplified"] = lambda: gaussian(facts).with_sampling(Poisson(sampling_rate))
-    return made | {
+    return {
+        "independent": lambda: gaussian(apart),
+        "amplified": lambda: gaussian(facts).with_sampling(Poisson(sampling_rate)),
         "tree": lambda: tree(apart, horizon=rounds),
         "banded": lambda: banded(apart, rounds=rounds),
         "blt": lambda: blt(apart, rounds=rounds),

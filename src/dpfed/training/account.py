@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dpfed.accounting.event_tree import gaussian_mu_squared
-from dpfed.accounting.events import Json
+from dpfed.accounting.events import Json, below_mark, through_zero
 from dpfed.accounting.guarantee import strongest
 from dpfed.accounting.ledger.balance import Budget, Cost, converted
 from dpfed.accounting.ledger.blocks import BEFORE, account_of, by_block
@@ -299,8 +299,10 @@ def _drawn_round(plan: Plan, round: int) -> Json | None:
     if isinstance(plan.amplification, Everyone):
         return None
     made = plan.released({plan.round_kind(round): 1})
-    (event,) = made.event(strongest(made))["events"]
-    return dict(event)
+    tree = made.event(strongest(made))
+    inner = below_mark(tree)
+    (event,) = (tree if inner is None else inner)["events"]
+    return dict(event) if inner is None else through_zero(event)
 
 
 def _covered(plan: Plan) -> bool:

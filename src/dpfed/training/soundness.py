@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from dpfed.accounting.guarantee import delta_warning
+from dpfed.accounting.triangle import LEAST_DELTA
 from dpfed.core.errors import UnsoundPlan
 from dpfed.core.metric import Metric, joint_bound, joint_replace_bound
 from dpfed.core.sampling import Everyone
@@ -313,11 +314,11 @@ def _unbounded_draw(plan: Draft) -> str | None:
         )
     draws = (plan.update.sampling, plan.amplification)
     drawn = any(not isinstance(draw, Everyone) for draw in draws)
-    if drawn and plan.update.adjacency is Adjacency.REPLACE_ONE:
-        rate = min(plan.update.sampling.rate, plan.amplification.rate)
+    left = plan.delta - plan.delta_reserved
+    if drawn and plan.update.adjacency is Adjacency.REPLACE_ONE and not left >= LEAST_DELTA:
         return (
-            f"a Poisson draw with rate {rate:g} has no proven bound under replace-one (a draw of a "
-            f"fixed size has one, at over twice the noise that a rate of 1 needs for the same "
-            f"signal); use adjacency = 'zero-out' or 'add-remove', or a rate of 1"
+            f"privacy.delta must be at least {LEAST_DELTA:g} where units are drawn under "
+            f"replace-one, got {left:g}: below it rounding hides the price of a draw; raise it, or "
+            f"set a rate of 1"
         )
     return None

@@ -203,3 +203,106 @@ def test_secure_sums_take_a_hundredth_of_delta_at_most(ledger: Ledger) -> None:
     ledger.begin(request(key=key, training="a", delta_reserved=0.006 * DELTA))
     with pytest.raises(BudgetSpent):
         ledger.begin(request(key=key, training="b", delta_reserved=0.006 * DELTA))
+
+
+# --------------------------------------------------------- draws where one comes for another
+
+
+RECORDS = LedgerKey("wards", Unit.RECORD, Adjacency.REPLACE_ONE, Server.CURIOUS, 1)
+
+
+def drawn_part(adjacency: str, std: float = 6.0, releases: int = 10) -> ChannelRequest:
+    mechanism = gaussian(Facts(1.0, adjacency=adjacency), std).with_sampling(Poisson(0.1))
+    return ChannelRequest(mechanism, 1, releases)
+
+
+@pytest.mark.parametrize("unit", ["record", "client"])
+def test_a_drawn_training_under_replace_one_costs_what_its_guarantee_says(
+    ledger: Ledger, unit: str
+) -> None:
+    """Rows, reservation and guarantee have the mark: ``verify`` compares them with each other."""
+    if unit == "client":
+        plan = plan_of(std=2.0, adjacency="replace-one", adaptive={"share": 0.5})
+    else:
+        privacy = {"std_over_clip": 6.0, "record_rate": 0.1, "delta": DELTA}
+        plan = make_plan([500] * 3, rounds=ROUNDS, method="dp-fedgd", privacy=privacy)
+    account = Account(ledger, "wards", divided=False)
+    for at in range(ROUNDS):
+        enter(account, plan, "t", at)
+    key = account.key(plan, 0)
+    assert key.adjacency is Adjacency.REPLACE_ONE
+    assert ledger.spent(key).epsilon(DELTA, key.adjacency) == plan.guarantee().epsilon
+    assert ledger.verify() == []
+    reserve, *entries = (row.body for row in ledger.rows() if row.body["kind"] != "confirm")
+    kinds = {row["event"]["kind"] for row in (reserve, *entries)} - {"NoOp"}
+    assert kinds == {"ThroughZero"}
+    with pytest.raises(BudgetSpent, match="left of what was reserved"):
+        enter(account, plan, "t", 0, attempt=1)
+
+
+def test_drawn_runs_under_replace_one_add_up_by_basic_composition(ledger: Ledger) -> None:
+    for training in "abc":
+        parts = {"update": drawn_part("replace-one")}
+        ledger.begin(request(key=RECORDS, training=training, parts=parts))
+    one = events.through_zero(
+        events.composed(
+            [
+                {
+                    "kind": "PoissonSampled",
+                    "rate": 0.1,
+                    "event": {"kind": "Gaussian", "noise_multiplier": 6.0},
+                }
+            ]
+            * 10
+        )
+    )
+    parts_of_delta = [DELTA / 2, DELTA / 6, DELTA / 12]
+    apart = sum(epsilon_of(one, each, Adjacency.REPLACE_ONE)[0] for each in parts_of_delta)
+    assert ledger.spent(RECORDS).epsilon(DELTA, Adjacency.REPLACE_ONE) == pytest.approx(apart)
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "add-remove"])
+def test_a_drawn_run_for_a_unit_that_goes_counts_as_one_for_another(
+    ledger: Ledger, adjacency: str
+) -> None:
+    own = RECORDS._replace(adjacency=Adjacency(adjacency))
+    ledger.begin(request(key=own, training="d", parts={"update": drawn_part(adjacency)}))
+    counted = ledger.spent(RECORDS).epsilon(DELTA, Adjacency.REPLACE_ONE)
+    tree = events.composed([events.to_json(drawn_part(adjacency).mechanism.event(10))])
+    true, _ = epsilon_of(events.through_zero(tree), DELTA, Adjacency.REPLACE_ONE)
+    assert counted == pytest.approx(true)
+    assert counted > 1.9 * epsilon_of(tree, DELTA, own.adjacency)[0]
+    ledger.declare(RECORDS, Budget(1.2 * counted, DELTA))
+    with pytest.raises(BudgetSpent):
+        ledger.begin(request(key=own, training="e", parts={"update": drawn_part(adjacency)}))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ({"adjacency": "replace-one"}, {"adjacency": "zero-out"}),
+        ({"adjacency": "replace-one"}, {"adjacency": "add-remove"}),
+        ({"unit": "group", "adjacency": "replace-one"}, {"unit": "record"}),
+        ({"unit": "group", "adjacency": "zero-out"}, {"unit": "record"}),
+        ({"adjacency": "zero-out"}, {"adjacency": "add-remove"}),
+    ],
+)
+def test_no_other_conversion_applies_to_a_drawn_run(
+    ledger: Ledger, source: dict[str, str], target: dict[str, str]
+) -> None:
+    def key(unit: str = "record", adjacency: str = "replace-one") -> LedgerKey:
+        return RECORDS._replace(unit=Unit(unit), adjacency=Adjacency(adjacency))
+
+    ledger.declare(key(**target), Budget(50.0, DELTA, keeps_person=True))
+    own = key(**source)
+    part = drawn_part(own.adjacency)
+    mechanism = part.mechanism.with_facts(unit=own.unit)
+    with pytest.raises(UnsoundPlan, match="bounds no releases for"):
+        ledger.begin(
+            request(
+                key=own,
+                training="d",
+                parts={"update": ChannelRequest(mechanism, 1, 10)},
+                covered=True,
+            )
+        )

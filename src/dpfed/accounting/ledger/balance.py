@@ -24,11 +24,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from dpfed.accounting import events, gdp
-from dpfed.accounting.event_tree import gaussian_mu_squared
+from dpfed.accounting.event_tree import gaussian_leaves, gaussian_mu_squared
 from dpfed.accounting.events import Json, canonical
 from dpfed.accounting.guarantee import epsilon_of
 from dpfed.accounting.ledger.blocks import BlockBinding, add_binding
-from dpfed.accounting.ledger.conversions import LedgerKey, Server, factor
+from dpfed.accounting.ledger.conversions import LedgerKey, Server, counts_twice, factor
 from dpfed.accounting.ledger.journal import Row
 from dpfed.core.errors import DataError
 from dpfed.core.files import from_word
@@ -80,9 +80,13 @@ class RunCost:
     """Its events as canonical JSON, and how often each: composed by PLD, as planned beforehand."""
 
     def event(self) -> Json:
-        """The whole cost as one event."""
-        parts = [events.times(json.loads(text), n) for text, n in sorted(self.events.items()) if n]
-        return events.composed(parts)
+        """The whole cost as one event: one mark over all of it, if all of it has a mark."""
+        parts = [(json.loads(text), n) for text, n in sorted(self.events.items()) if n]
+        inner = [events.below_mark(part) for part, _ in parts]
+        if not all(inner) or not parts:
+            return events.composed([events.times(part, n) for part, n in parts])
+        zeroed = zip(filter(None, inner), (n for _, n in parts), strict=True)
+        return events.through_zero(events.composed([events.times(one, n) for one, n in zeroed]))
 
 
 @dataclass
@@ -209,7 +213,8 @@ def converted(cost: Cost, times: float | None, source: LedgerKey, target: Ledger
     """The cost of releases for one guarantee, in another.
 
     A Gaussian run becomes one release with as much mu, times the factor: its own events are in
-    units of its own adjacency's sensitivity. Any other run counts for its own unit and adjacency.
+    units of its own adjacency's sensitivity. Any other run counts for its own unit and adjacency,
+    and for one in the place of another where it is priced for a unit that goes (triangle.py).
 
     Args:
         cost: what the releases cost in their own guarantee.
@@ -231,12 +236,22 @@ def _converted_runs(
         return dict(runs)
     found: dict[RunId, RunCost] = {}
     for run, cost in runs.items():
-        square = gaussian_mu_squared(cost.event(), source.adjacency)
-        if square is None:
+        event = _converted_event(cost.event(), times, source, target)
+        if event is None:
             return None
-        event = events.gaussian_with_mu_squared(times * times * square, target.adjacency)
         found[run] = replace(cost, events=Counter({canonical(event): 1}))
     return found
+
+
+def _converted_event(
+    event: Json, times: float, source: LedgerKey, target: LedgerKey
+) -> Json | None:
+    square = gaussian_mu_squared(event, source.adjacency)
+    if square is not None:
+        return events.gaussian_with_mu_squared(times * times * square, target.adjacency)
+    if not counts_twice(source, target) or gaussian_leaves(event) is None:
+        return None
+    return events.through_zero(event)
 
 
 @lru_cache(maxsize=256)

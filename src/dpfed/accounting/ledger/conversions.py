@@ -16,8 +16,9 @@ of each line, and a test looks for a worse pair. A person is the unit ``group``:
     against a stronger server,           a weaker server, fewer colluders     1
       or more colluders
 
-Whatever is not here has no bound. mu^2 is multiplied by the factor's square. A cost that is not
-Gaussian (a draw) counts only for its own unit and adjacency.
+Whatever is not here has no bound. mu^2 is multiplied by the factor's square. A run with a draw
+counts for its own unit and adjacency; one that is priced under zero-out or add-remove counts for
+replace-one of the same unit, too, by the triangle and not by a factor (triangle.py).
 """
 
 from __future__ import annotations
@@ -126,6 +127,17 @@ def _same_unit(kinds: tuple[Adjacency, Adjacency], *, covered: bool) -> float | 
     if kinds == (Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT) and covered:
         return 1.0
     return None
+
+
+def counts_twice(source: LedgerKey, target: LedgerKey) -> bool:
+    """Whether a run with a draw counts as a unit that goes, and then another one that comes.
+
+    Args:
+        source: the guarantee that the run is priced in; its adversary is strong enough.
+        target: what it is to count for.
+    """
+    one_goes = source.adjacency in (Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE)
+    return one_goes and source.unit == target.unit and target.adjacency is Adjacency.REPLACE_ONE
 
 
 def _withstands(source: LedgerKey, target: LedgerKey) -> bool:

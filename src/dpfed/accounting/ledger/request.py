@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpfed.accounting import events
-from dpfed.accounting.event_tree import gaussian_mu_squared
+from dpfed.accounting.event_tree import gaussian_mu_squared, mechanism_event
 from dpfed.accounting.events import Json
 from dpfed.accounting.guarantee import is_gaussian, mechanism_mu_squared
 from dpfed.accounting.ledger.conversions import LedgerKey
@@ -84,7 +84,7 @@ def cost_of(part: ChannelRequest, releases: int, place: int = 0) -> dict[str, An
             "event": events.gaussian_with_mu_squared(max(0.0, cost), adjacency),
         }
     if not is_gaussian(mechanism):
-        event = events.to_json(mechanism.event(releases, mechanism.shares))
+        event = mechanism_event(mechanism, releases, mechanism.shares)
         return {"mu_squared": None, "event": event}
     if mechanism.independent:
         multiplier = mechanism.noise_multiplier()  # type: ignore[attr-defined]  # is_gaussian checked it

@@ -58,8 +58,10 @@ def _wrong_cost(row: Row, balance: Balance) -> Iterator[str]:
     kept = balance.reserves[key_of(body), body["training"], body["client"]].body
     if kept["plan"] != body["plan"]:
         yield f"row {row.number} is of another plan than the releases that were reserved"
-    rounds = kept["event"].get("events", [])
+    inner = events.below_mark(kept["event"])
+    rounds = (kept["event"] if inner is None else inner).get("events", [])
     drawn = [events.once(part) for part in rounds if events.once(part)["kind"] == "PoissonSampled"]
+    drawn = drawn if inner is None else [events.through_zero(one) for one in drawn]
     if drawn and body["event"] not in [*drawn, {"kind": "NoOp"}]:
         yield f"row {row.number} has another cost than a round that was reserved"
     one = kept["each"].get(body["channel"])
