@@ -93,7 +93,7 @@ MODULES = {
 }
 SIGNATURES = {
     "dpfed.run": "(recipe=None, *, seed=None, out=None, overrides=(), watch=None, "
-    "engine='in-process', resume=None, sinks=(), overwrite=False, row_norms=False, **sections)",
+    "engine='in-process', resume=None, sinks=(), overwrite=False, **sections)",
     "dpfed.parts.NoisySum": "(*, clip, epsilon, delta, releases=1, "
     "adjacency=<Adjacency.REPLACE_ONE: 'replace-one'>, rate=1.0, mechanism='gaussian', "
     "options=None, parties=1, colluders=1, survivors=1.0, dataset=None, name='', ledger=None)",

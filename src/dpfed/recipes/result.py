@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from dpfed.bundle.description import Description
-    from dpfed.recipes.row_norms import RowNorms
 
 # Okabe and Ito's colours: told apart by colour-blind readers
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -113,8 +112,6 @@ class Result:
     """Of a query: what came back for each question."""
     description: Description | None = None
     """What model.json says of the model."""
-    row_norms: tuple[RowNorms, ...] = field(default=(), repr=False)
-    """NOT PRIVATE, and never saved: norms of rows, if ``dpfed.run(row_norms=True)`` asked."""
 
     @property
     def accuracy(self) -> float:
@@ -145,11 +142,6 @@ class Result:
             ("data", self.source),
             *([("stopped", self.stopped)] if self.stopped else []),
             *(("warning", each) for each in self.warnings),
-            *(
-                [("row_norms", "recorded: not private, for your eyes only")]
-                if self.row_norms
-                else []
-            ),
         ]
         return html_table(self.recipe.name, (), rows, said)
 

@@ -19,10 +19,8 @@ from dpfed.accounting.second_opinion import checked
 from dpfed.core.checks import refuse
 from dpfed.core.environment import ledger_path
 from dpfed.core.errors import DataError, RecipeError
-from dpfed.core.log import log
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.result import Result, refuse_taken, require_a_round
-from dpfed.recipes.row_norms import NormWatch
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.sections import Sections
 from dpfed.recipes.session import Session, prepare
@@ -49,7 +47,6 @@ def run(
     resume: str | Path | None = None,
     sinks: Sequence[str] = (),
     overwrite: bool = False,
-    row_norms: bool = False,
     **sections: Unpack[Sections],
 ) -> Result:
     """Train as a recipe says.
@@ -67,8 +64,6 @@ def run(
         sinks: where rows go during the run: csv, tensorboard, mlflow, wandb; they write into
             ``out``.
         overwrite: let ``out`` hold another run's result, and write over it.
-        row_norms: keep the norms of all rows before and after the clip in ``Result.row_norms``, to
-            choose a clip in a simulation: not private, saved nowhere, in this process only.
         **sections: the recipe's own sections as keywords: data, privacy, server, rounds, ...;
             ``data`` may be (x, y) of arrays, and ``model`` a torch module.
 
@@ -92,10 +87,7 @@ def run(
         refuse_taken(Path(out), "give another folder, or overwrite=True (dpfed run --overwrite)")
     root = Path(recipe).resolve().parent if isinstance(recipe, str | Path) else None
     resolved = resolve(recipe, seed, overrides, sections)
-    norms = _norm_watch(engine, resolved) if row_norms else None
     session = prepare(resolved, root)
-    if norms is not None:
-        session = replace(session, plan=norms.watching(session.plan))
     session.show_screen()
     session.warn_of_noise()
     checkpoint = None if resume is None else Checkpoint(Path(resume))
@@ -107,27 +99,9 @@ def run(
     with _watched(about, watch, sinks) as follow:
         result = _ENGINES[engine](session, root, follow, checkpoint)
         about.finished = result.guarantee.sentence
-    if norms is not None:
-        result = replace(result, row_norms=tuple(norms.found))
     if out is not None:
         result.save(out)
     return result
-
-
-def _norm_watch(engine: str, recipe: Recipe) -> NormWatch:
-    """What collects norms; refused where they would leave this process, or be somebody's data."""
-    if engine != "in-process":
-        raise RecipeError(
-            f"row_norms must be False with engine {engine!r}: exact norms are data, and no message "
-            f"has them; use engine 'in-process'"
-        )
-    if not isinstance(recipe.ledger, msgspec.UnsetType):
-        raise RecipeError(
-            "row_norms must be False with a ledger: exact norms are outside of an owner's budget; "
-            "choose the clip on public or made-up records"
-        )
-    log.warning("row_norms: Result.row_norms is NOT PRIVATE; it is for whoever has the data")
-    return NormWatch()
 
 
 def resolve(
