@@ -50,7 +50,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "cli/features.py": ("cli/test_main.py",),
     "cli/methods.py": ("cli/test_main.py",),
     "cli/new.py": ("cli/test_start.py",),
-    "cli/push.py": ("bundle/test_hub.py",),
     "cli/run.py": ("cli/test_main.py",),
     "client/questions/cells.py": ("client/questions/test_rows.py",),
     "client/questions/columns.py": ("client/questions/test_rows.py",),

@@ -237,55 +237,13 @@ def test_no_other_command_loads_a_packages_entry_points(monkeypatch: pytest.Monk
     assert asked == ["report"]
 
 
-# ------------------------------------------------------------------------- loaded when it is typed
-
-_FILES = """
-import sys
-from dpfed.cli import main
-sys.argv = ["dpfed", *{words!r}]
-try:
-    main.main()
-finally:
-    own = [name for name in sys.modules if name.startswith("dpfed.cli.")]
-    print(sorted(own), file=sys.stderr)
-"""
-
-
-def files_of(*words: str) -> set[str]:
-    """The files of dpfed.cli that a command loads."""
-    code = _FILES.format(words=words)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    said: list[str] = json.loads(done.stderr.splitlines()[-1].replace("'", '"'))
-    return {name.removeprefix("dpfed.cli.") for name in said} - {"main"}
-
-
-@pytest.mark.long
-def test_a_commands_file_is_loaded_when_it_is_typed() -> None:
-    assert files_of("--version") == set()
-    assert files_of("methods") == {"methods"}
-    assert files_of("silo", "status", "--help") == {"silo"}
-    assert files_of("stats", "--help") == {"stats"}
-
-
-def test_a_groups_other_commands_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[str] = []
-    real = main._built
-    monkeypatch.setattr(
-        main, "_built", lambda info: built.append(main._name_of(info)) or real(info)
-    )
-    told = CliRunner().invoke(main.app, ["silo", "status", "--help"])
-    assert told.exit_code == 0
-    assert built == ["status"]
-
-
 def test_the_help_lists_and_describes_every_command() -> None:
     runner = CliRunner()
     told = " ".join(runner.invoke(main.app, ["--help"], terminal_width=200).stdout.split())
     group = typer.main.get_command(main.app)
     assert isinstance(group, click.Group)
     names = group.list_commands(click.Context(group))
-    assert {"run", "silo", "verify", "push", *LAB} <= set(names)
+    assert {"run", "silo", "verify", *LAB} <= set(names)
     for name in names:
         command = group.get_command(click.Context(group), name)
         assert command is not None
