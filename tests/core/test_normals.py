@@ -25,7 +25,7 @@ from dpfed.mechanisms.gaussian import gaussian
 
 STEP = 2.0**-20
 ENDS = [0, 1, 2, 3, 2**32, 2**44, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 2**44, 2**64 - 2, 2**64 - 1]
-KEPT = {1: "96dc007d0208", 650: "aacdc9a4223d", 16385: "73e1df6a39cc", 50_000: "e9fffa4404c7"}
+KEPT = {1: "96dc007d0208", 650: "aacdc9a4223d", 16385: "497f1dc59321", 50_000: "45ad55978d59"}
 
 
 def stream(number: int = 0) -> KeyStream:

@@ -76,7 +76,6 @@ def test_lines_that_are_not_finite_are_not_usable() -> None:
 
 def test_what_one_client_adds_up_otherwise_is_not_usable() -> None:
     assert not any(usable(StackedDense(torch.ones(2, 3).double()).clipped_sums(1.0)))
-    assert not any(usable(StackedDense(torch.ones(2, 3)).clipped_sums(2.0**120)))
     assert not any(usable(StackedDense(torch.ones(2, 2**18 + 1)).clipped_sums(1.0)))
     assert not any(usable(outer(2, 0, 2, 4).clipped_sums(1.0)))
     assert not any(usable(outer(2, 2**15 + 1, 1, 2).clipped_sums(1.0)))

@@ -79,21 +79,13 @@ def checked_clip(clip: float) -> float:
     return clip
 
 
-def bounded(
-    vector: Vector, clip: float, rows: int = MAX_ROWS, dtype: torch.dtype = torch.float64
-) -> BoundedSum:
+def bounded(vector: Vector, clip: float) -> BoundedSum:
     """The sum of rows of norm at most ``clip``, with its bounds for rows in any direction.
 
     Args:
-        vector: the sum, in double precision.
+        vector: the sum, in double precision, whatever type its rows have and how many they are.
         clip: the bound of a row's norm, above 0.
-        rows: how many rows it is the sum of.
-        dtype: the type of the rows. The sum of one or two rows in single precision is returned in
-            single precision: rounding moves it by at most 2^-23 clip, and a client that is one row
-            needs half the memory.
     """
-    if rows <= 2 and 2.0**-100 <= clip <= 2.0**100:
-        vector = vector.to(dtype)
     return BoundedSum(vector=vector, bound=clip, replace_bound=2 * clip)
 
 

@@ -391,12 +391,12 @@ class Ghost:
         if self.alone.groups is not None:
             for members in members_of(self.alone.groups):
                 self._add_person(members, bound, total)
-            return bounded(total.vector, bound, self.units, torch.float32)
+            return bounded(total.vector, bound)
         for index in torch.split(torch.arange(self.alone.records), self.alone.chunk):
             if index.numel():
                 layers, usable = self.factors(index)
                 _add(layers, usable, bound, total)
-        return bounded(total.vector, bound, self.units, torch.float32)
+        return bounded(total.vector, bound)
 
     def _add_person(self, members: torch.Tensor, clip: float, total: _Total) -> None:
         if len(members) > self.alone.chunk:

@@ -112,12 +112,11 @@ class _ByUnit:
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         """Clip each unit's row, then add them up."""
-        bound, dtype = checked_clip(clip), torch.float64
+        bound = checked_clip(clip)
         total = ProductSum(self.units, (1, self._length))
         for block in self._blocks():
             total.add(*weighted(block, bound))
-            dtype = block.dtype
-        return bounded(total.matrix.view(-1), bound, self.units, dtype)
+        return bounded(total.matrix.view(-1), bound)
 
     def clipped_rows(self, clip: float) -> Iterator[torch.Tensor]:
         """Blocks of clipped rows, one row per unit, at most 2^21 numbers (or one row) each."""
@@ -299,7 +298,7 @@ class Outer(_ByUnit):
         if self.groups is not None:
             return super().clipped_sum(clip)
         total = product_sum(*self._clipped(checked_clip(clip)))
-        return bounded(linear_vector(total, self.bias), clip, self.units, self.residual.dtype)
+        return bounded(linear_vector(total, self.bias), clip)
 
     def _clipped(self, clip: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The two factors of each row; the first is scaled so that their product is clipped."""
@@ -494,7 +493,7 @@ class Scaled(_ByUnit):
         norms = _scaled_outer_norms(residual, feature, scale)
         total = product_sum(residual.double() * clip_factors(norms, clip)[:, None], feature)
         vector = linear_vector(total.mul_(scale), rows.bias)
-        return bounded(vector, clip, self.units, rows.residual.dtype)
+        return bounded(vector, clip)
 
 
 def _scaled_outer_norms(

@@ -101,7 +101,6 @@ class ReleasesMany(Protocol):
 
 # up to these sizes a single client's rows are clipped and added up in one piece
 _MAX_NUMBERS, _MAX_RECORDS = 1 << 18, 1 << 15
-_MAX_PLAIN_CLIP = 2.0**100  # up to it, the sum of one or two rows fits single precision
 
 
 class _Stack:
@@ -125,9 +124,9 @@ class StackedDense(_Stack):
         wide = self.matrix.double()
         norms = (wide * wide).sum(dim=1).sqrt_()
         fits = self.matrix.dtype == torch.float32 and self.matrix.shape[1] <= _MAX_NUMBERS
-        usable = torch.isfinite(norms) & (fits and 1 / _MAX_PLAIN_CLIP <= bound <= _MAX_PLAIN_CLIP)
+        usable = torch.isfinite(norms) & fits
         wide.mul_(clip_factors(norms, bound)[:, None])
-        return BoundedSums(wide.to(self.matrix.dtype), bound, 2 * bound, usable)
+        return BoundedSums(wide, bound, 2 * bound, usable)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -145,14 +144,11 @@ class StackedOuter(_Stack):
     def clipped_sums(self, clip: float) -> BoundedSums:
         """Scale each residual by its row's factor; one product for each client makes the sum."""
         bound = checked_clip(clip)
-        records = self.residual.shape[2]
         left = self.residual.to(torch.float64, memory_format=torch.contiguous_format)
         norms = (left * left).sum(dim=1).sqrt_().mul_(self.feature_norms)
         usable = torch.isfinite(norms.sum(dim=1)) & self._in_one_piece
         left.mul_(clip_factors(norms, bound)[:, None, :])
         sums = stacked_vectors(products(left, self.features), self.bias)
-        if records <= 2 and 1 / _MAX_PLAIN_CLIP <= bound <= _MAX_PLAIN_CLIP:
-            sums = sums.to(self.residual.dtype)
         return BoundedSums(sums, bound, 2 * bound, usable)
 
     @property

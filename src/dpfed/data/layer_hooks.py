@@ -343,7 +343,9 @@ def _ordered(model: ScoredNetwork, hooks: list[LayerHook], loss: torch.Tensor) -
     found = dict[str, list[Layer]]()
     for hook, b in zip(reached, gradients, strict=True):
         if b is not None:
-            split = SPLITS[_class_of(hook.layer)](hook.layer, hook.inputs[0], b.detach())
+            split = SPLITS[_class_of(hook.layer)](
+                hook.layer, _single(hook.inputs[0]), _single(b.detach())
+            )
             prefix = f"{hook.name}." if hook.name else ""
             found.update({prefix + name: parts for name, parts in split.items()})
     records, device = reached[0].inputs[0].shape[0], loss.device
@@ -352,6 +354,14 @@ def _ordered(model: ScoredNetwork, hooks: list[LayerHook], loss: torch.Tensor) -
         for name, shape in model.layout.shapes.items()
         for part in found.get(name) or [_nothing(records, shape, device)]
     ]
+
+
+def _single(captured: torch.Tensor) -> torch.Tensor:
+    """Doubles in single precision: norms and sums, both made of these, never leave a double.
+
+    Squares of doubles do. A row whose norm came out as 0 was not clipped (879 clips).
+    """
+    return captured.float() if captured.dtype == torch.float64 else captured
 
 
 def _nothing(records: int, shape: tuple[int, ...], device: torch.device) -> Layer:
