@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-from dpfed.accounting import gdp
 from tests.training.flower.preloaded import commands
 
 pytestmark = pytest.mark.slow  # each command is a process
@@ -161,39 +160,3 @@ def test_it_answers_at_once(command, seconds):
 def cpu_of_children() -> float:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
-
-
-@pytest.mark.long
-def test_a_population_compares_kinds_of_noise():
-    words = ("--population", 400, "--cohort", 50, "--adjacency", "replace-one")
-    done = dpfed("calibrate", "--epsilon", 2, "--rounds", 24, *words)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines[1:5]] == [
-        "independent",
-        "amplified",
-        "tree",
-        "banded",
-    ]
-    assert "least: amplified" in done.stdout
-    assert "participation = {min_separation = 8, at_most = 3}" in done.stdout
-    found = json.loads(dpfed("calibrate", "--epsilon", 2, "--rounds", 24, *words, "--json").stdout)
-    assert found["least"] == "amplified"
-
-
-@pytest.mark.parametrize(
-    "words", [(), ("--clients", 5, "--population", 9, "--cohort", 3), ("--population", 9)]
-)
-def test_clients_or_a_population_with_a_cohort(words):
-    done = dpfed("calibrate", "--epsilon", 2, "--rounds", 24, *words)
-    assert done.returncode == 2
-    assert "--clients must be given, or --population with --cohort" in done.stderr
-
-
-def test_monthly_says_what_each_training_may_cost() -> None:
-    done = dpfed("calibrate", "--monthly", 12, "--lifetime-epsilon", 3, "--json")
-    each = json.loads(done.stdout)["epsilon"]
-    assert 12 * gdp.mu_for(each, 1e-5) ** 2 <= gdp.mu_for(3, 1e-5) ** 2
-    assert 12 * gdp.mu_for(each * 1.001, 1e-5) ** 2 > gdp.mu_for(3, 1e-5) ** 2
-    for words in (["--monthly", 12], ["--epsilon", 1], ["--monthly", 2, "--epsilon", 1]):
-        assert dpfed("calibrate", *words).returncode

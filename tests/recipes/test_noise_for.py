@@ -8,7 +8,7 @@ import pytest
 from dpfed.accounting import gdp
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Adjacency, Trust, Unit
-from dpfed.recipes.noise_for import noise_for
+from dpfed.recipes.noise_for import monthly_epsilon, noise_for
 
 # PRIVACY.md, section 1: n = 20, T = 70, delta = 1e-5, replace-one, LOCAL.
 GOLDEN = [
@@ -181,3 +181,9 @@ def test_what_is_no_choice_or_no_count_is_refused_in_one_sentence(options, sente
     with pytest.raises(RecipeError) as caught:
         answer(**options)
     assert sentence in str(caught.value)
+
+
+def test_months_of_trainings_cost_no_more_than_a_lifetime() -> None:
+    each = monthly_epsilon(12, 3.0, 1e-5)
+    assert 12 * gdp.mu_for(each, 1e-5) ** 2 <= gdp.mu_for(3.0, 1e-5) ** 2
+    assert 12 * gdp.mu_for(each * 1.001, 1e-5) ** 2 > gdp.mu_for(3.0, 1e-5) ** 2

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which mechanism needs the least noise for devices that take turns.
 
-``dpfed calibrate --population`` prints it. All mechanisms are calibrated to the same guarantee,
+All mechanisms are calibrated to the same guarantee,
 under central trust (the server adds the noise) and with a client as the unit. What is compared is
 the noise in prefix sums over the rounds, in units of the clip: its root mean square over all
 prefixes, and that of the last one.
