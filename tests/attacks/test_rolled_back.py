@@ -13,7 +13,6 @@ The control is the same histories without an honest keeper, where the budget is 
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 import random
 import secrets
@@ -28,7 +27,7 @@ from flwr.app import ConfigRecord, RecordDict
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from dpfed.accounting.ledger.heads import Conflict, declare_lost, take_head
+from dpfed.accounting.ledger.heads import Conflict, begin_epoch, declare_lost, take_head
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.flower_private import from_bytes, to_bytes
 from dpfed.recipes.terms import Terms, read_terms
@@ -92,9 +91,9 @@ class History:
         lies = self.draw.sample(self.old, min(4, len(self.old)))
         lies += [secrets.token_bytes(SIZE), self.held.key.public + secrets.token_bytes(SIZE - 32)]
         if self.draw.random() < 0.2:
-            other = take_head(Ledger(self.folder / "elsewhere.sqlite"))
+            other = take_head(Ledger(self.folder / "elsewhere.sqlite"), 2**62)
             foreign = SigningKey(key._key.public_key().public_bytes_raw(), key._key)
-            lies.append(sign_head(other, foreign, dt.datetime(2999, 1, 1, tzinfo=dt.UTC)))
+            lies.append(sign_head(other, foreign))
         if self.honest is None:
             lies = [head for head in lies if head not in self.old]  # nobody brings a true one
         found = [*honest, *lies][:MOST_BROUGHT]
@@ -155,6 +154,7 @@ class History:
     def put_back(self) -> None:
         shutil.rmtree(self.held.state)
         shutil.copytree(self.draw.choice(self.copies), self.held.state)
+        begin_epoch(self.held.ledger())  # the gate is started
         self.connected.clear()
         self.at.clear()
 

@@ -362,6 +362,15 @@ def test_what_nobody_approved_is_turned_away_without_work(tmp_path: Path) -> Non
     assert without_rules == held.reply(enrolment("new", "some terms"))
 
 
+def test_each_start_of_a_gate_begins_an_epoch(tmp_path: Path) -> None:
+    held = handler(tmp_path)
+    epochs = {held.ledger().balance().epoch}
+    for _ in range(2):
+        held.open()
+        epochs.add(held.ledger().balance().epoch)
+    assert len(epochs - {""}) == 3
+
+
 def test_every_gate_has_a_key_and_says_so_when_it_enrols(tmp_path: Path) -> None:
     held, terms = approved(tmp_path)
     assert said(held.reply(enrolment(terms.name)))["key"] == held.key.public.hex()

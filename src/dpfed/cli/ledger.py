@@ -257,6 +257,9 @@ def budget(
         bool,
         typer.Option("--keeps-person", help="A record that is replaced stays with its person."),
     ] = False,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Count nothing that was released before.")
+    ] = False,
     ledger: Where = None,
 ) -> None:
     """Declare or change a data set's budget: one for all that is released on it.
@@ -265,6 +268,9 @@ def budget(
     The change stays in the ledger, and takes the place of the earlier budget.
 
     Where clients divide a data set, each client's part has this budget for itself.
+
+    After a loss that has exhausted the account, --anew begins a budget that counts nothing that
+    was released before. Statements of later trainings say so.
 
     Example: dpfed ledger budget adult --epsilon 8 --delta 1e-5
 
@@ -280,6 +286,7 @@ def budget(
             "malicious" (anything), or "outsiders", which trusts it.
         colluders: how many clients may pool what they know, at least 1, or "all".
         keeps_person: count what protects whole persons for a record of theirs, too.
+        anew: count nothing that was released before; only after a loss that exhausted the account.
         ledger: the ledger's file; None is $DPFED_LEDGER, or the one beside the clients' state.
     """
     from dpfed.accounting.ledger.balance import Budget
@@ -295,7 +302,7 @@ def budget(
     asked = Budget(epsilon, delta, keeps_person)
     opened = _open(ledger, create=True)
     before = opened.budget_of(name)
-    opened.declare(key, asked)
+    opened.declare(key, asked, anew=anew)
     stated = "" if before is None or before.key == key else f" for {before.key}"
     earlier = f", before {before.budget}{stated}" if before else ""
     typer.echo(f"{key}: budget {asked}{earlier}")
@@ -376,6 +383,9 @@ def declare_lost_command(
         bool,
         typer.Option("--separate", help="Heads of another ledger are of one that is not lost."),
     ] = False,
+    no_head: Annotated[
+        bool, typer.Option("--no-head", help="Rows are lost, and nobody has kept a head of them.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Declare that rows of the ledger are lost: book what they had spent, so that work goes on.
@@ -390,6 +400,10 @@ def declare_lost_command(
     writes the heads into the chain, so that they are known from then on. No approval
     stands any more: approve again what is to go on.
 
+    One number per account says what was lost, so runs with draws exhaust their account, and so does
+    a head that does not fit to another of the same start of a gate. If rows are lost and nobody has
+    kept a head, --no-head exhausts every account. 'dpfed ledger budget --anew' begins a new budget.
+
     A ledger that was made anew has lost everything. If the head is of another gate with the same
     key, whose ledger is not lost, --separate books nothing for it.
 
@@ -400,16 +414,17 @@ def declare_lost_command(
     Args:
         ledger: the ledger's file; None is $DPFED_LEDGER, or the one beside the clients' state.
         separate: book nothing for heads of another ledger.
+        no_head: exhaust every account, since no head says what was lost.
         yes: do not ask.
     """
     import getpass
 
-    from dpfed.accounting.ledger.heads import Conflict, declare_lost
+    from dpfed.accounting.ledger.heads import Conflict, declare_all_lost, declare_lost
 
     opened = _open(ledger)
     conflict = Conflict(opened.path)
     heads = conflict.heads()
-    if not conflict:
+    if not conflict and not no_head:
         typer.echo("nothing is lost: no head was met that is not in the ledger's chain")
         return
     own, rows = opened.balance().first, opened.balance().last
@@ -421,11 +436,14 @@ def declare_lost_command(
     before = _totals(opened)
     if not yes and not typer.confirm("declare these rows lost?", default=False):
         raise typer.Exit(1)
-    declare_lost(opened, heads, by=getpass.getuser(), separate=separate)
+    user = getpass.getuser()
+    if no_head:
+        declare_all_lost(opened, by=user)
+    declare_lost(opened, heads, by=user, separate=separate)
     conflict.end()
     for name, spent in _totals(opened).items():
         typer.echo(f"{name}: spent {before.get(name, '0')} -> {spent}")
-    _note(opened.path, f"{len(heads)} heads, by {getpass.getuser()}")
+    _note(opened.path, f"{len(heads)} heads, by {user}")
     typer.echo("declared; no approval stands any more: approve again what is to go on")
 
 

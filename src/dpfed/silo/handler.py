@@ -38,7 +38,7 @@ from typing import Any
 
 from flwr.app import RecordDict
 
-from dpfed.accounting.ledger.heads import take_head
+from dpfed.accounting.ledger.heads import begin_epoch, take_head
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.errors import (
     ClientRefused,
@@ -84,14 +84,13 @@ class RequestHandler(Owner):
     _trainings: dict[str, tuple[Terms, Problem]] = field(default_factory=dict)
     _came: dt.datetime | None = None
     """When the order that is answered now came in."""
-    orders: int = 0
-    """How many orders came in since the gate began."""
 
     def open(self) -> None:
         """Load the data, declare the owner's budgets, and build what is approved."""
         _ = self.key
         self.approvals.count_sources(self.check_accounts())
         ledger = self.ledger()
+        begin_epoch(ledger)
         for name, data in self.policy.data.items():
             first = ledger.balance().resolve(data.key(name))
             if ledger.budget_of(name) != (first, data.budget):
@@ -184,7 +183,7 @@ class RequestHandler(Owner):
 
         A long order is left to a child: parsing a few bytes may make many objects.
         """
-        self._came, self.orders = clock_time(), self.orders + 1
+        self._came = clock_time()
         content = _read(order) if len(order) <= _MAX_PEEKED_BYTES else None
         if content is None:
             return None
@@ -239,6 +238,7 @@ class _OrderNode:
             terms_sha256=hashlib.sha256(terms.text.encode()).hexdigest(),
             contract=contract.digest if isinstance(contract, Contract) else "",
             budgeted=ledger.budget_of(key.dataset) is not None,
+            renewed=key.base in ledger.balance().renewed,
             head=_head(ledger, self.handler.key),
         )
         ledger.close()
@@ -268,11 +268,9 @@ class _OrderNode:
     def head(self) -> bytes:
         """The signed head of the ledger as it is now."""
         ledger = self.handler.ledger()
-        found = take_head(ledger)
+        found = take_head(ledger, int(self.handler.came.timestamp()) * 1_000_000)
         ledger.close()
-        at = max(self.handler.came, self.handler.approvals.largest() or self.handler.came)
-        later = dt.timedelta(microseconds=self.handler.orders)  # heads of one second have an order
-        return sign_head(found, self.handler.key, at + later)
+        return sign_head(found, self.handler.key)
 
     @property
     def client(self) -> int:

@@ -66,6 +66,9 @@ MAX_RESERVED_FRACTION = 0.01
 Whether delta goes to these or to Gaussian releases may be chosen after outputs were seen. So the
 whole is within (epsilon, 1.01 delta): docs/privacy.md."""
 
+SHORT = 32
+"""How many of a hash's 64 digits tell the rows of one ledger apart."""
+
 UNORDERED = math.inf
 """The position of a run that is not reserved yet: after all that are."""
 
@@ -343,10 +346,19 @@ class Balance:
     """The first row's hash, which names the ledger."""
     last: int = 0
     """The last row's number."""
-    heads: list[tuple[int, str]] = field(default_factory=list)
-    """Rows at which a head was given to others (heads.py): their numbers and hashes."""
-    declared: set[str] = field(default_factory=set)
-    """Heads of lost parts that were declared: the first half of their hashes."""
+    epoch: str = ""
+    """The epoch that the last row is in (heads.py): half of the hash of the row that began it."""
+    head_time: int = 0
+    """The time of the last head that was given to others, or whose loss was declared."""
+    declared: dict[str, dict[int, str]] = field(default_factory=dict)
+    """By lost epoch: the rows that its declared heads name, and half of their hashes."""
+    lost: dict[tuple[str, LedgerKey], Cost] = field(default_factory=dict)
+    """By lost epoch: what was booked for it."""
+    exhausted: set[str] = field(default_factory=set)
+    """Data sets whose account a loss has exhausted; without clients and blocks."""
+    renewed: set[str] = field(default_factory=set)
+    """Data sets whose budget was declared anew after that, and counts nothing before."""
+    renewals: int = 0
     closed: dict[tuple[str, str, int], str] = field(default_factory=dict)
     """By data set, training and client: the model that a closing statement is about."""
     blocks: dict[str, BlockBinding] = field(default_factory=dict)
@@ -540,8 +552,23 @@ def key_of(body: Mapping[str, Any]) -> LedgerKey:
 
 def _add_budget(balance: Balance, row: Row) -> None:
     key, body = key_of(row.body), row.body
+    if body.get("anew"):
+        _renew(balance, key.base)
     budget = Budget(float(body["epsilon"]), float(body["delta"]), bool(body["keeps_person"]))
     balance.budgets[key.dataset] = DeclaredBudget(key, budget)
+
+
+def _renew(balance: Balance, base: str) -> None:
+    """Count nothing that was released or reserved on a data set so far."""
+    balance.renewals += 1
+    balance.renewed.add(base)
+    balance.exhausted.discard(base)
+    for dataset in [name for name in balance.guarantees if name.partition("/")[0] == base]:
+        for key in balance.guarantees.pop(dataset):
+            balance.costs.pop(key, None)
+            balance.uncovered.discard(key)
+    balance.claims = {run: each for run, each in balance.claims.items() if run[0].base != base}
+    balance.reserves = {run: each for run, each in balance.reserves.items() if run[0].base != base}
 
 
 def _add_name(balance: Balance, row: Row) -> None:
@@ -617,26 +644,30 @@ def _add_confirm(balance: Balance, row: Row) -> None:
             usage.open -= 1
 
 
+def _add_epoch(balance: Balance, row: Row) -> None:
+    balance.epoch = row.hash[:SHORT]
+
+
 def _add_head(balance: Balance, row: Row) -> None:
-    balance.heads.append((row.number, row.hash))
+    balance.head_time = max(balance.head_time, row.body["at"])
 
 
 def _add_lost(balance: Balance, row: Row) -> None:
     """What was spent in a part of the ledger that is lost, as its owner has declared."""
     key, body = key_of(row.body), finite(row.body)
-    if body["mu_squared"] is None:
-        balance.costs.setdefault(key, Cost()).add_whole(key, body, row.number)
-        balance.note_guarantee(key, body)
-    else:
-        balance.add_cost(key, body)
+    balance.add_cost(key, body)
+    balance.lost.setdefault((body["epoch"], key), Cost()).add(key, body)
+    if body["mu_squared"] == math.inf:
+        balance.exhausted.add(key.base)
     shown = balance.entries.setdefault((key, "declared lost", 0, "all"), Entries())
     shown.cost.add(key, body)
     shown.rows += 1
 
 
 def _add_declared(balance: Balance, row: Row) -> None:
-    hashes = [row.body["hash"], *row.body["earlier"]]
-    balance.declared.update(each[:32] for each in hashes)
+    body = row.body
+    balance.declared.setdefault(body["epoch"], {}).update(dict(body["rows"]))
+    balance.head_time = max(balance.head_time, body["at"])
 
 
 def _add_approval(balance: Balance, row: Row) -> None:
@@ -657,6 +688,7 @@ _ADD_BY_KIND = {
     "waive": _add_waive,
     "entry": _add_entry,
     "confirm": _add_confirm,
+    "epoch": _add_epoch,
     "head": _add_head,
     "lost": _add_lost,
     "declared": _add_declared,

@@ -9,10 +9,14 @@ declared the loss (``declare_lost``).
 
     ledger.sqlite.conflict     beside the ledger: the heads that are not in its chain
 
+Each start of a gate begins an epoch, which is a row of the chain. A copy that is put back has
+earlier epochs only, so the heads of one epoch lie on one branch: it is lost once.
+
 Guarantee: let H be a head, and nothing have been released without an enrolment. What was released
 in the lost part of the ledger, up to H or by trainings that had enrolled by then, is at most what
-``declare_lost`` books for H: the cost that H states, less the cost of those rows that both have.
-Both have the newest of H's earlier rows that is in the chain, and all rows before it.
+``declare_lost`` has booked for H's epoch: the largest, over the epoch's heads that were declared,
+of the cost that a head states less the cost of those rows that both chains have. Both have the
+newest of the head's earlier rows that is in the chain, and all rows before it.
 
 | edge case                                        | what happens                                  |
 |--------------------------------------------------|-----------------------------------------------|
@@ -20,19 +24,26 @@ Both have the newest of H's earlier rows that is in the chain, and all rows befo
 | an older copy that has grown past the head       | unknown: chains are compared, and not counts  |
 | a head of another ledger under the same key      | unknown: a ledger that was made anew is the   |
 |                                                  | oldest copy; the owner may say it is separate |
-| several heads of one lost part                   | the latest that names the others is booked    |
-| heads of several lost parts                      | each is booked                                |
-| a run with draws that was reserved in both parts | counts once more, unless it was used up       |
-| runs that do not fit into a head's bytes         | their data set counts as spent without bound  |
+| several heads of one epoch, at once or later     | the largest is booked, once                   |
+| heads of several epochs                          | each epoch is booked                          |
+| heads of one epoch that contradict each other,   | the account is exhausted: memory or files     |
+| or one of the epoch that this chain is in        | were put back under a gate that ran           |
+| runs with draws, before the loss or after it     | the account is exhausted                      |
+| a loss without a head, accounts that do not fit  | every account is exhausted                    |
+| into a head's bytes                              |                                               |
 | killed while a loss is declared                  | rows are written at once; then known heads    |
 |                                                  | are not booked again                          |
 | approvals and revocations in the lost part       | unknown: no approval stands any more          |
+| an account that was exhausted                    | the owner may declare a budget anew, which    |
+|                                                  | counts nothing before it; statements say so   |
+| a budget that was declared anew in the lost part | every account is exhausted                    |
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,40 +52,27 @@ from typing import Any, NamedTuple
 
 from dpfed.accounting import events, gdp
 from dpfed.accounting.events import Json, canonical
-from dpfed.accounting.ledger.balance import Balance, Cost, Reservation, key_of
+from dpfed.accounting.ledger.balance import SHORT, Balance, Cost, key_of
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.journal import Row
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.errors import DataError, LedgerRolledBack
 from dpfed.core.files import from_word, jsonable, replace_file
 
-VERSION = 1
+VERSION = 2
 MOST_CONFLICTS = 32
 """How many heads a conflict's file keeps."""
-_SHORT = 32  # of a hash's 64 digits: enough to tell rows of one ledger apart
-_NEWEST, _MOST_EARLIER = 12, 24  # earlier heads that a head names: the newest, and all
 _MOST_BYTES = 1 << 16  # of a head's content, unpacked
 
 
-class HeldRun(NamedTuple):
-    """A run that counts as a whole: one with draws, or on data that has such runs."""
-
-    training: str
-    client: int
-    event: Json
-    delta_reserved: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldCost:
+class HeldCost(NamedTuple):
     """What a data set has cost in one guarantee, with what its claims may still cost."""
 
     key: LedgerKey
     mu_squared: float
+    """Infinite where runs count as a whole: one number does not bound them."""
     delta_reserved: float
     covered: bool
-    runs: tuple[HeldRun, ...] | None
-    """None if they were too many to be named: then nothing bounds them."""
 
 
 @dataclass(frozen=True)
@@ -83,23 +81,37 @@ class Head:
 
     ledger: str
     """The hash of the ledger's first row."""
+    epoch: str
+    """The epoch that the row is in."""
     row: int
     hash: str
-    earlier: tuple[tuple[int, str], ...]
-    """Rows before it, by number and the first half of their hash: those at which it gave heads, and
-    the rows 1, 2, 4, ... before this one, so that where two chains part is known."""
+    time: int
+    """Microseconds since 1970: when it was asked for, or one more than the last head's."""
+    earlier: Mapping[int, str]
+    """Rows before it, and the first half of their hashes, so that where chains part is known: at
+    the distances 1, 2, 4, ..., and at multiples of 1, 2, 4, ..."""
+    renewals: int
+    """How many budgets had been declared anew: the costs are those since the last of them."""
     costs: tuple[HeldCost, ...]
     bounded: bool = True
     """Whether the costs could be named at all."""
+
+    @property
+    def rows(self) -> dict[int, str]:
+        """All rows that it names, its own among them."""
+        return {**self.earlier, self.row: self.hash[:SHORT]}
 
     def to_json(self) -> Json:
         """The head as JSON objects."""
         return {
             "version": VERSION,
             "ledger": self.ledger,
+            "epoch": self.epoch,
             "row": self.row,
             "hash": self.hash,
-            "earlier": [list(each) for each in self.earlier],
+            "at": self.time,
+            "earlier": [list(each) for each in self.earlier.items()],
+            "renewals": self.renewals,
             "bounded": self.bounded,
             "costs": [
                 {
@@ -107,7 +119,6 @@ class Head:
                     "mu_squared": jsonable(each.mu_squared),
                     "lost": each.delta_reserved,
                     "covered": each.covered,
-                    "runs": None if each.runs is None else [list(run) for run in each.runs],
                 }
                 for each in self.costs
             ],
@@ -119,11 +130,14 @@ def head_from_json(tree: Json) -> Head:
     try:
         if tree["version"] != VERSION:
             raise ValueError(tree["version"])
-        found = Head(
+        return Head(
             ledger=str(tree["ledger"]),
+            epoch=str(tree["epoch"]),
             row=int(tree["row"]),
             hash=str(tree["hash"]),
-            earlier=tuple((int(number), str(digest)) for number, digest in tree["earlier"]),
+            time=int(tree["at"]),
+            earlier={int(number): str(digest) for number, digest in tree["earlier"]},
+            renewals=int(tree["renewals"]),
             costs=tuple(map(_held_cost, tree["costs"])),
             bounded=bool(tree["bounded"]),
         )
@@ -131,42 +145,27 @@ def head_from_json(tree: Json) -> Head:
         raise DataError(
             f"a head must be of version {VERSION} and whole, and is not ({error}); update dpfed"
         ) from error
-    return found
 
 
 def _held_cost(tree: Json) -> HeldCost:
     mu_squared, lost = float(from_word(tree["mu_squared"])), float(tree["lost"])
     if not (mu_squared >= 0 and 0 <= lost <= 1):  # also where one is not a number
         raise ValueError("a cost below 0")
-    runs = tree["runs"]
-    named = None if runs is None else tuple(HeldRun(*run) for run in runs)
-    return HeldCost(
-        key=key_of(tree),
-        mu_squared=mu_squared,
-        delta_reserved=lost,
-        covered=bool(tree["covered"]),
-        runs=named,
-    )
+    return HeldCost(key_of(tree), mu_squared, lost, bool(tree["covered"]))
 
 
 def pack(head: Head, most: int) -> bytes:
-    """A head in at most so many bytes; what does not fit counts as without bound.
+    """A head in at most so many bytes; costs that do not fit count as without bound.
 
     Args:
         head: what is packed.
         most: how many bytes there may be.
     """
-    while len(found := zlib.compress(canonical(head.to_json()).encode(), 9)) > most:
-        longest = max(head.costs, key=lambda each: len(each.runs or ()), default=None)
-        if longest is not None and longest.runs:
-            shorter = replace(longest, runs=None)
-            costs = tuple(shorter if each is longest else each for each in head.costs)
-            head = replace(head, costs=costs)
-        elif head.bounded:
-            head = replace(head, costs=(), bounded=False)
-        else:
-            raise DataError(f"a head must fit into {most} bytes, got {len(found)}; raise the limit")
-    return found
+    for each in (head, replace(head, costs=(), bounded=False)):
+        packed = zlib.compress(canonical(each.to_json()).encode(), 9)
+        if len(packed) <= most:
+            return packed
+    raise DataError(f"a head must fit into {most} bytes, got {len(packed)}; raise the limit")
 
 
 def unpack(content: bytes) -> Head:
@@ -184,33 +183,42 @@ def unpack(content: bytes) -> Head:
 # --------------------------------------------------------------------------------- making a head
 
 
-def take_head(ledger: Ledger) -> Head:
-    """The head of a ledger as it is now; it marks its own row, unless the last row is such a mark.
+def begin_epoch(ledger: Ledger) -> None:
+    """Begin an epoch: a gate does, when it starts.
+
+    Args:
+        ledger: the gate's.
+    """
+    ledger.change(lambda _, append: append(kind="epoch", nonce=os.urandom(16).hex()))
+
+
+def take_head(ledger: Ledger, now: int = 0) -> Head:
+    """The head of a ledger as it is now; each is a row, so two never show that nothing happened.
 
     Args:
         ledger: take it after a training has enrolled, so that what is reserved is in the head.
+        now: microseconds since 1970.
     """
 
     def take(balance: Balance, append: Any) -> Head:
-        if not balance.heads or balance.heads[-1][0] != balance.last:
-            append(kind="head")
-        *before, (row, digest) = balance.heads
-        earlier = tuple((number, each[:_SHORT]) for number, each in _spread(before))
-        return Head(balance.first, row, digest, earlier, tuple(_costs(balance)))
+        time = max(now, balance.head_time + 1)
+        row: Row = append(kind="head", at=time)
+        return Head(
+            ledger=balance.first,
+            epoch=balance.epoch,
+            row=row.number,
+            hash=row.hash,
+            time=time,
+            earlier={},
+            renewals=balance.renewals,
+            costs=tuple(_costs(balance)),
+        )
 
-    made = ledger.change(take)
-    back = [made.row - 2**power for power in range(made.row.bit_length())]
-    rows = tuple((number, ledger.hash_of(number)[:_SHORT]) for number in back if number > 0)
-    return replace(made, earlier=made.earlier + rows)
-
-
-def _spread(before: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    """The newest earlier heads, and of those before them fewer and fewer; the newest first."""
-    places, step = list(range(_NEWEST)), 1
-    while len(places) < _MOST_EARLIER:
-        places.append(places[-1] + step)
-        step *= 2
-    return [before[-1 - place] for place in places if place < len(before)]
+    head = ledger.change(take)
+    powers = [1 << power for power in range(head.row.bit_length())]
+    named = {head.row - each for each in powers} | {head.row // each * each for each in powers}
+    numbers = sorted(named - {0, head.row})
+    return replace(head, earlier={each: ledger.hash_of(each)[:SHORT] for each in numbers})
 
 
 def _costs(balance: Balance) -> Iterator[HeldCost]:
@@ -219,8 +227,7 @@ def _costs(balance: Balance) -> Iterator[HeldCost]:
     for key, training, client in balance.claims:
         claims.setdefault(key, []).append((training, client))
     for key in sorted({*balance.costs, *claims}, key=str):
-        total = replace(balance.costs.get(key, Cost()))
-        total.runs, total.delta_reserved = dict(total.runs), dict(total.delta_reserved)
+        total = balance.costs.get(key, Cost()) + Cost()  # a copy
         covered = key not in balance.uncovered
         for training, client in claims.get(key, ()):
             run = (key, training, client)
@@ -228,20 +235,9 @@ def _costs(balance: Balance) -> Iterator[HeldCost]:
             covered = covered and claim.covered
             if run not in balance.reserves:  # else it counts as a whole already
                 spent = balance.trainings.get(run, 0.0)
-                rest = replace(claim.cost, mu_squared=max(0.0, claim.cost.mu_squared - spent))
-                total = total + rest
-        runs = tuple(
-            HeldRun(run[1], run[2], cost.event(), total.delta_reserved.pop(run, 0.0))
-            for run, cost in sorted(total.runs.items(), key=str)
-        )
-        reserved = sum(total.delta_reserved.values())
-        yield HeldCost(
-            key=key,
-            mu_squared=total.mu_squared,
-            delta_reserved=reserved,
-            covered=covered,
-            runs=runs,
-        )
+                total += replace(claim.cost, mu_squared=max(0.0, claim.cost.mu_squared - spent))
+        mu_squared = math.inf if total.runs else total.mu_squared
+        yield HeldCost(key, mu_squared, sum(total.delta_reserved.values()), covered)
 
 
 # ------------------------------------------------------------------------------ meeting a head
@@ -258,7 +254,13 @@ def knows(ledger: Ledger, head: Head) -> bool:
 
 
 def _is_known(balance: Balance, own: str, head: Head) -> bool:
-    return own == head.hash or head.hash[:_SHORT] in balance.declared
+    declared = balance.declared.get(head.epoch, {})
+    earlier = head.row <= max(declared, default=-1)
+    return own == head.hash or (earlier and not _contradict(declared, head.rows))
+
+
+def _contradict(one: Mapping[int, str], other: Mapping[int, str]) -> bool:
+    return any(one[row] != other[row] for row in one.keys() & other.keys())
 
 
 class Conflict:
@@ -344,94 +346,126 @@ def declare_lost(
                 "a head must be of another ledger to be declared separate, and none is; leave "
                 "--separate out"
             )
-        added: list[Row] = []
-        for head in _latest(each for each in lost if each not in apart):
-            bodies = list(_lost_rows(head, _common(rows, head), balance))
-            added.extend(append(**body) for body in bodies)
-        for head in lost:
-            earlier = [digest for _, digest in head.earlier]
-            place = {"ledger": head.ledger, "row": head.row, "hash": head.hash}
-            booked = head not in apart
-            added.append(append(kind="declared", **place, earlier=earlier, by=by, booked=booked))
+        bodies: list[dict[str, Any]] = []
+        for epoch in dict.fromkeys(each.epoch for each in lost):
+            own = [each for each in lost if each.epoch == epoch]
+            booked = [each for each in own if each not in apart]
+            bodies += _lost_rows(epoch, booked, rows, balance)
+            last = max(own, key=lambda each: each.row)
+            bodies.append(
+                {
+                    "kind": "declared",
+                    "ledger": last.ledger,
+                    "epoch": epoch,
+                    "rows": [list(each) for head in own for each in head.rows.items()],
+                    "at": max(each.time for each in own),
+                    "by": by,
+                    "booked": bool(booked),
+                }
+            )
+        added = [append(**body) for body in bodies]
+        return [*added, append(kind="epoch", nonce=os.urandom(16).hex())] if added else []
+
+    return ledger.change(declare)
+
+
+def declare_all_lost(ledger: Ledger, *, by: str) -> list[Row]:
+    """Exhaust every account: rows are lost, and there is no head that says how much they cost.
+
+    Args:
+        ledger: the older copy, or a new one in which the budgets are declared.
+        by: who declares it.
+    """
+
+    def declare(balance: Balance, append: Any) -> list[Row]:
+        added = [append(**body) for body in _exhausting("", balance)]
+        added.append(append(kind="declared", epoch="", rows=[], at=0, by=by, booked=True))
         return added
 
     return ledger.change(declare)
 
 
-def _latest(heads: Iterable[Head]) -> list[Head]:
-    """The heads that no other one names among its earlier ones: those count for them, too."""
-    found: list[Head] = []
-    for head in sorted(heads, key=lambda each: -each.row):
-        named = {digest for other in found for _, digest in other.earlier}
-        if head.hash[:_SHORT] not in named and all(head.hash != other.hash for other in found):
-            found.append(head)
-    return found
+def _lost_rows(
+    epoch: str, heads: Sequence[Head], rows: Sequence[Row], now: Balance
+) -> Iterator[dict[str, Any]]:
+    """The rows that book an epoch's heads: the largest loss by key, less what it has booked."""
+    named = [now.declared.get(epoch, {}), *(head.rows for head in heads)]
+    forked = epoch == now.epoch or any(
+        _contradict(one, other) for place, one in enumerate(named) for other in named[:place]
+    )
+    both = [_common(rows, head) for head in heads]
+    whole = all(
+        head.bounded and head.renewals == common.renewals
+        for head, common in zip(heads, both, strict=True)
+    )
+    if heads and (forked or not whole):
+        yield from _exhausting(epoch, now)
+        return
+    most: dict[LedgerKey, HeldCost] = {}
+    for head, common in zip(heads, both, strict=True):
+        for held in head.costs:
+            key = now.resolve(held.key)
+            mu_squared, lost = _excess(held, common)
+            if mu_squared and _has_runs(now, key.dataset):
+                mu_squared = math.inf
+            other = most.get(key, HeldCost(key, 0.0, 0.0, covered=True))
+            most[key] = HeldCost(
+                key,
+                max(mu_squared, other.mu_squared),
+                max(lost, other.delta_reserved),
+                held.covered and other.covered,
+            )
+    for key, held in most.items():
+        before = now.lost.get((epoch, key), Cost())
+        mu_squared = max(0.0, held.mu_squared - before.mu_squared)
+        lost = max(0.0, held.delta_reserved - sum(before.delta_reserved.values()))
+        if before.mu_squared < math.inf and (mu_squared or lost):
+            more = HeldCost(key, mu_squared, lost, held.covered)
+            yield _lost_row(f"{epoch[:16]}:{max(head.row for head in heads)}", epoch, more)
+
+
+def _exhausting(epoch: str, now: Balance) -> Iterator[dict[str, Any]]:
+    for dataset in sorted({*now.budgets, *now.guarantees}):
+        for key in now.stated_for(dataset):
+            yield _lost_row("all", epoch, HeldCost(key, math.inf, 0.0, covered=False))
+
+
+def _has_runs(balance: Balance, dataset: str) -> bool:
+    return any(balance.costs[key].runs for key in balance.guarantees.get(dataset, ()))
 
 
 def _common(rows: Sequence[Row], head: Head) -> Balance:
     """What was spent at the newest row that is known to be in both chains."""
-    hashes = {row.number: row.hash[:_SHORT] for row in rows}
-    both = [number for number, digest in head.earlier if hashes.get(number) == digest]
+    both = [row.number for row in rows if head.earlier.get(row.number) == row.hash[:SHORT]]
     balance = Balance()
     for row in rows[: max(both, default=0)]:
         balance.add_row(row)
     return balance
 
 
-def _lost_rows(head: Head, common: Balance, now: Balance) -> Iterator[dict[str, Any]]:
-    """The rows that book a head: its costs less what is in both chains."""
-    if not head.bounded:
-        for dataset in sorted({*now.budgets, *now.guarantees}):
-            for key in now.stated_for(dataset):
-                yield _lost_row(head, key, math.inf, 0.0, covered=False)
-    for held in head.costs:
-        key = now.resolve(held.key)
-        more, lost = _lost_gaussian(held, common)
-        runs = [run for run in held.runs or () if not _is_used_up(common, held.key, run)]
-        drawn = runs or any(now.costs[each].runs for each in now.guarantees.get(key.dataset, ()))
-        if drawn and 0 < more < math.inf:  # it counts as a whole run, as a later one would
-            event = events.gaussian_with_mu_squared(more, key.adjacency)
-            runs, more, lost = [*runs, HeldRun("", 0, event, lost)], 0.0, 0.0
-        if more or lost:
-            yield _lost_row(head, key, more, lost, covered=held.covered)
-        for place, run in enumerate(runs):
-            name = f"lost:{head.hash[:16]}:{place}"
-            row = _lost_row(head, key, 0.0, run.delta_reserved, covered=held.covered)
-            yield {**row, "training": name, "mu_squared": None, "event": run.event}
-
-
-def _lost_gaussian(held: HeldCost, common: Balance) -> tuple[float, float]:
+def _excess(held: HeldCost, common: Balance) -> tuple[float, float]:
     """The squared mu, and the delta of secure sums, that are not in both chains."""
     before = common.costs.get(held.key, Cost())
-    alone = {run: part for run, part in before.delta_reserved.items() if run not in before.runs}
+    if math.isinf(held.mu_squared):
+        return (0.0 if math.isinf(before.mu_squared) else math.inf), 0.0
     more = held.mu_squared - before.mu_squared
     # each of the two sums was rounded: 2^-52 of them for each of up to 10^4 terms
     more = max(0.0, more + 1e-12 * held.mu_squared) if more else 0.0
-    lost = max(0.0, held.delta_reserved - sum(alone.values()))
-    return (more, lost) if held.runs is not None else (math.inf, lost)
+    return more, max(0.0, held.delta_reserved - sum(before.delta_reserved.values()))
 
 
-def _is_used_up(common: Balance, key: LedgerKey, run: HeldRun) -> bool:
-    """Whether a run had made all of its releases before the chains part."""
-    kept: Reservation | None = common.reserves.get((key, run.training, run.client))
-    known = common.costs.get(key, Cost()).runs.get((key, run.training, run.client))
-    if kept is None:  # one that an earlier declared loss has booked: it is in both chains
-        return known is not None and run.training.startswith("lost:")
-    return known is not None and max(kept.left.values(), default=0) <= 0
-
-
-def _lost_row(
-    head: Head, key: LedgerKey, mu_squared: float, lost: float, *, covered: bool
-) -> dict[str, Any]:
+def _lost_row(name: str, epoch: str, held: HeldCost) -> dict[str, Any]:
+    mu_squared = held.mu_squared * (1 + gdp.CAUTION)
     return {
         "kind": "lost",
-        **_plain(key),
-        "training": f"lost:{head.hash[:16]}",
+        **_plain(held.key),
+        "epoch": epoch,
+        "training": f"lost:{name}",
         "client": 0,
-        "mu_squared": jsonable(mu_squared * (1 + gdp.CAUTION)),
-        "event": events.gaussian_with_mu_squared(mu_squared * (1 + gdp.CAUTION), key.adjacency),
-        "lost": lost,
-        "covered": covered,
+        "mu_squared": jsonable(mu_squared),
+        "event": events.gaussian_with_mu_squared(mu_squared, held.key.adjacency),
+        "lost": held.delta_reserved,
+        "covered": held.covered,
     }
 
 

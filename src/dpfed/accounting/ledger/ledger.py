@@ -425,13 +425,25 @@ class Ledger:
 
     # --------------------------------------------------------------------- budgets and names
 
-    def declare(self, key: LedgerKey, budget: Budget) -> None:
-        """Set the data set's budget, or change it: the owner's own command, kept as a row."""
+    def declare(self, key: LedgerKey, budget: Budget, *, anew: bool = False) -> None:
+        """Set the data set's budget, or change it: the owner's own command, kept as a row.
+
+        Args:
+            key: the data, and what the budget is stated for.
+            budget: what it may cost.
+            anew: count nothing that was released before; only after a loss that exhausted it.
+        """
         gdp.check_epsilon(budget.epsilon)
         gdp.check_delta(budget.delta)
         with self._turn():
             key = self._balance.resolve(key)
-            self._append(kind="budget", **_plain(key), **budget._asdict(), by="command")
+            if anew and key.base not in self._balance.exhausted:
+                raise DataError(
+                    f"the account of {key.base!r} must be exhausted by a declared loss before its "
+                    f"budget can begin anew, and is not; leave --anew out"
+                )
+            body = {**_plain(key), **budget._asdict(), "by": "command"}
+            self._append(kind="budget", **body, **({"anew": True} if anew else {}))
 
     def agree(self, key: LedgerKey, budget: Budget) -> None:
         """The budget that a recipe states: it declares the first one, and never changes one."""

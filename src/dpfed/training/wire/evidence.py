@@ -9,7 +9,8 @@
                            open: whether orders may be answered after it;
                            assumes: what else the guarantee's sentence says, and rests on;
                            answered: the rounds, by their receipts without the replies; chain: the
-                           last link; budget, head, software; by: whose process this is
+                           last link; budget; earlier: that it counts no earlier releases, if
+                           so; head, software; by: whose process this is
 
 Both are in-toto Statements in DSSE envelopes (core/dsse.py). Whoever has them can check, without
 the silo, what it was asked and by which plan it answered (docs/evidence.md).
@@ -64,6 +65,7 @@ APP = "the app that the server shipped"
 MODEL = "model"
 """The name of a receipt's, and of a statement's, subject."""
 ROOM = "the ledger had room for it"
+UNCOUNTED = "releases before the budget that now stands are not counted in it"
 ASSUMPTIONS = ("noise", "idealized", "draws", "colluders", "correlated")
 """What a guarantee's sentence says besides its claims, and rests on: fields of ``Guarantee``."""
 NO_MODEL = hashlib.sha256(b"").hexdigest()
@@ -280,6 +282,8 @@ class Facts(NamedTuple):
     """The digest of the data contract in them."""
     budgeted: bool = False
     """Whether its ledger has a budget for the data, and had room for what was answered."""
+    renewed: bool = False
+    """Whether that budget was declared anew after a loss had exhausted the one before."""
     head: str = ""
     """The ledger's head."""
 
@@ -341,6 +345,8 @@ def statement_of(
         "budget": ROOM if facts.budgeted else "none is declared",
         "software": software(),
     }
+    if facts.renewed:
+        predicate["earlier"] = UNCOUNTED
     if plan.blocks:
         predicate["blocks"] = list(plan.blocks)
     if gives_receipts(plan):

@@ -7,8 +7,8 @@
              can make one
     sealed   AES-256-GCM, under a key that only the holder of the identity can compute: position and
              costs are for the gate alone, which is the only one that has a use for them
-    time     microseconds since the epoch: the second in which the order came that it answers, and
-             how many came before it: whoever keeps heads knows the newest by it
+    time     from the chain, in microseconds: the second in which the order came that it answers, or
+             one more than the last head's; it counts heads, and nothing else, and never goes back
 
 Guarantee: all heads have ``SIZE`` bytes, and to whoever has no key they are random but for key and
 time. So they say nothing of records, of what was spent, or of who took part in a round, where that
@@ -25,7 +25,6 @@ is secret. ``Kept`` holds at most MOST_KEYS * HEADS_OF_A_KEY heads, and gives at
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import struct
 from collections.abc import Iterable
@@ -51,26 +50,24 @@ HEADS_OF_A_KEY, MOST_KEYS = 4, 128
 FILE = "heads.bin"
 _PAYLOAD_TYPE = "application/vnd.dpfed.ledger-head"
 _PURPOSE = "seal of a ledger head"
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _KEY, _SIGNATURE, _NONCE, _TAG = 32, 64, 12, 16
 _START = struct.Struct(">Q")
 _LENGTH = struct.Struct(">H")
 SIZE = _KEY + _SIGNATURE + _START.size + _NONCE + CONTENT_BYTES + _TAG
 
 
-def sign_head(head: Head, key: SigningKey, at: dt.datetime, nonce: bytes | None = None) -> bytes:
+def sign_head(head: Head, key: SigningKey, nonce: bytes | None = None) -> bytes:
     """A head as it is handed out.
 
     Args:
         head: the ledger's.
         key: the gate's.
-        at: later than for any head before: when the order came, and orders are counted.
         nonce: 12 bytes that are used once; None draws them.
     """
     content = pack(head, CONTENT_BYTES - _LENGTH.size)
     filled = (_LENGTH.pack(len(content)) + content).ljust(CONTENT_BYTES, b"\0")
     nonce = os.urandom(_NONCE) if nonce is None else nonce
-    start = _START.pack((at - _EPOCH) // dt.timedelta(microseconds=1))
+    start = _START.pack(head.time)
     sealed = AESGCM(key.secret(_PURPOSE)).encrypt(nonce, filled, key.public + start)
     payload = start + nonce + sealed
     return key.public + key.sign(signed_bytes(payload, _PAYLOAD_TYPE)) + payload
