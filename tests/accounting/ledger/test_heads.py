@@ -238,7 +238,9 @@ def test_runs_with_draws_exhaust_the_account(tmp_path: Path, when: str) -> None:
         ledger.begin(drawn)
     copied(ledger, tmp_path / "backup")
     ledger = Ledger(ledger.path)
-    ledger.begin(drawn if when == "lost" else training("lost", 1, 0, key=ZERO))
+    undrawn = {UPDATE: ChannelRequest(replace(TENTH, adjacency=ZERO.adjacency), 1, 1)}
+    lost = training("lost", 1, 0, key=ZERO, parts=undrawn)
+    ledger.begin(drawn if when == "lost" else lost)
     head = take_head(ledger)
     ledger = restored(ledger, tmp_path / "backup")
     if when == "since":
