@@ -15,7 +15,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from dpfed.core import registry
+from dpfed.core.dsse import MOST_BYTES
 from dpfed.data.models import Linear
+from dpfed.training import plan as plans
+from dpfed.training.agreed import Agreed, load_agreed
+from dpfed.training.draft import Draft
 from tests.helpers.left_behind import Watch, watch
 
 settings.register_profile(
@@ -37,6 +41,21 @@ five times what it should, since machines differ. Other programs and threads do 
 
 def is_slow(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) for name in ("slow", "long"))
+
+
+def _read_back(plan: Draft) -> Agreed:
+    """What ``agreed_of`` makes of any plan of the suite, which its text must give back."""
+    agreed = _AGREED_OF(plan)
+    if len(agreed.text) > MOST_BYTES:  # a million devices
+        return agreed
+    again = load_agreed(agreed.text)
+    assert again == agreed, "a plan is not what its own text says"
+    assert again.fingerprint == agreed.fingerprint
+    return agreed
+
+
+_AGREED_OF = plans.agreed_of
+plans.agreed_of = _read_back
 
 
 def pytest_configure() -> None:

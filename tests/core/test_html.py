@@ -11,6 +11,7 @@ import pytest
 
 import dpfed
 from dpfed.core.html import html_table
+from dpfed.core.types import MadeBy
 from dpfed.flower import make_plan
 
 HOSTILE = """<script>alert(1)</script><img src=x onerror="a()">'"&amp;"""
@@ -75,5 +76,5 @@ def test_a_plan_says_who_does_what() -> None:
     plan = make_plan(clients=4, rounds=3, privacy={"epsilon": 2.0, "unit": "client"})
     found = check_plain(plan._repr_html_(), str(plan.guarantee()))
     assert "each client, replace-one" in found.text
-    spoilt = replace(plan, client=plan.client._replace(made_by=HOSTILE))
+    spoilt = replace(plan, client=plan.client._replace(made_by=MadeBy(HOSTILE)))
     check_plain(spoilt._repr_html_(), HOSTILE)

@@ -105,7 +105,7 @@ def targets(model: str = "softmax") -> Iterator[Target]:
     for name in registry.names("client"):
         for options, unit in itertools.product(variants(name), Unit):
             for found in _target(Case(name, options, unit, Adjacency.REPLACE_ONE, model)):
-                if (made := (found.plan.client.made_by, unit)) not in seen:
+                if (made := (str(found.plan.client.made_by), unit)) not in seen:
                     seen.add(made)
                     yield found
     for unit in Unit:

@@ -50,7 +50,7 @@ from dpfed.core import (
     checks,
 )
 from dpfed.core.adaptive_rows import MAX_CLIP, MIN_CLIP, ClipIndicator, ScaledByClip
-from dpfed.core.types import Rows, place_of
+from dpfed.core.types import MadeBy, Rows, place_of
 
 PAPER = "Andrew et al. 2021 (adaptive clipping)"
 
@@ -86,7 +86,8 @@ def adaptive(
     if not MIN_CLIP <= first <= MAX_CLIP:
         raise checks.refuse("privacy.clip", "between 2^-40 and 2^40 where it adapts", first)
     _check(algorithm)
-    named = algorithm.made_by or place_of(algorithm.work)
+    inner = algorithm.made_by or MadeBy(place_of(algorithm.work))
+    options = {"first": first, "quantile": quantile, "rate": rate, "share": share}
 
     def work(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
@@ -102,14 +103,14 @@ def adaptive(
             UPDATE: Channel(clip=1.0),
             COUNT: Channel(size=1, clip=0.5, budget_fraction=share),
         },
-        made_by=f"adaptive({named}, {first=!r}, {quantile=!r}, {rate=!r}, {share=!r})",
+        made_by=MadeBy("adaptive", options, inner),
     )
 
 
 def _check(algorithm: ClientAlgorithm) -> None:
     own = algorithm.channels != {UPDATE: Channel()} or algorithm.companion is not None
     if own or not algorithm.sends_unmodified or algorithm.reuses_own_releases:
-        name = algorithm.made_by.partition("(")[0] or "this algorithm"
+        name = algorithm.made_by.name if algorithm.made_by else "this algorithm"
         raise checks.refuse(
             "privacy.adaptive",
             f"left out for client {name!r} at this unit, which has releases, a clip or a server "

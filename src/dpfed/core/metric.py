@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, runt
 
 from dpfed.core.errors import DataError, failures
 from dpfed.core.grid import SHORTFALL
-from dpfed.core.types import Unit, Vector
+from dpfed.core.types import MadeBy, Unit, Vector
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ class Metric(NamedTuple):
     """The largest norm of a row: what removing a unit, or making it zero, moves a sum by."""
     replace_bound: float = math.sqrt(2)
     """The largest distance of two rows, from ``bound`` to sqrt(2) ``bound``."""
-    made_by: str = ""
+    made_by: MadeBy | None = None
     """The plug-in's name and options: the registry writes it, and both sides compare it."""
 
 

@@ -50,7 +50,7 @@ import msgspec
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.metric import Metric
-from dpfed.core.types import ClientAlgorithm, Facts, ServerOptimizer, place_of
+from dpfed.core.types import ClientAlgorithm, Facts, MadeBy, ServerOptimizer, place_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
@@ -332,12 +332,12 @@ def build(kind: str, name: str, options: Mapping[str, Any], **facts: Any) -> Any
     return made
 
 
-def _call(kind: str, name: str, options: Mapping[str, Any]) -> str:
+def _call(kind: str, name: str, options: Mapping[str, Any]) -> MadeBy:
     """A plug-in's name with all of its options, defaults too; facts of the plan are not options."""
     given = {p.name: options.get(p.name, p.default) for p in _options(kind, name)}
     if ":" in name:  # both sides must have the same code, and a checkpoint too
         name = _with_digest(find(kind, name), name=name)
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
+    return MadeBy(name, given)
 
 
 def check_names(kind: str, name: str, options: Iterable[str]) -> None:

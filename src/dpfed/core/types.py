@@ -499,6 +499,24 @@ class PlanNeeds(NamedTuple):
     """Why, for the error: "whose first rounds ..."."""
 
 
+class MadeBy(NamedTuple):
+    """The name of a plug-in with all of its options, defaults too.
+
+    >>> str(MadeBy("adaptive", {"rate": 0.2}, MadeBy("gradient")))
+    'adaptive(gradient(), rate=0.2)'
+    """
+
+    name: str
+    options: Mapping[str, Any] = {}
+    inner: MadeBy | None = None
+    """The plug-in that it is around."""
+
+    def __str__(self) -> str:
+        around = [] if self.inner is None else [str(self.inner)]
+        options = [f"{key}={value!r}" for key, value in self.options.items()]
+        return f"{self.name}({', '.join([*around, *options])})"
+
+
 class ClientAlgorithm(NamedTuple):
     """What a client does in a round.
 
@@ -536,8 +554,8 @@ class ClientAlgorithm(NamedTuple):
     """What it needs of the plan."""
     settle: Callable[[Mapping[str, float]], Mapping[str, Any]] | None = None
     """Options that the plan's noise levels decide, by channel: public, before the first round."""
-    made_by: str = ""
-    """The plug-in's name and options: the registry writes it, and both sides compare it."""
+    made_by: MadeBy | None = None
+    """The registry writes it, and both sides compare it; None if it was made by hand."""
     trains: bool = True
     """Whether its update is a step of a model; not, if it answers questions."""
 

@@ -9,7 +9,7 @@ from the noise level, are computed here and nowhere else.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from dpfed.core.checks import refuse
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dpfed.core.types import BoundedSum, Rows, Sampling, Total, Vector
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class HoldsFacts:
     """A mechanism's facts, each readable by its own name too."""
 
@@ -76,18 +76,8 @@ class HoldsFacts:
         """
         return replace(self, facts=replace(self.facts, **changes))
 
-    def _shown(self) -> tuple[str, ...]:
-        """The fields in the order in which version 0.2 wrote them."""
-        raise NotImplementedError
 
-    def __repr__(self) -> str:
-        """The text of version 0.2: fingerprints of plans hash it, and checkpoints store those."""
-        own = (field.name for field in fields(self) if field.name not in ("facts", *self._shown()))
-        parts = (f"{name}={getattr(self, name)!r}" for name in (*self._shown(), *own))
-        return f"{type(self).__qualname__}({', '.join(parts)})"
-
-
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class GaussianNoise(HoldsFacts):
     """The plan's facts and a noise level; ``std`` is the noise level that a run uses."""
 
@@ -115,10 +105,6 @@ class GaussianNoise(HoldsFacts):
                 f"unit {self.unit.value!r}, {self.trust} trust and {self.sampling}; change these, "
                 f"or leave it out"
             )
-
-    def _shown(self) -> tuple[str, ...]:
-        facts = ("clip", "std", "unit", "adjacency", "trust", "sampling", "shares")
-        return (*facts, "replace_bound", "participation")
 
     @property
     def exact(self) -> bool:
@@ -213,7 +199,7 @@ class GaussianNoise(HoldsFacts):
         return replace(self, std=std)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class FreshNoise(GaussianNoise):
     """Independent noise of the same level in each release: shares may be pooled, units sampled."""
 

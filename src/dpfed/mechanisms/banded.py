@@ -69,7 +69,7 @@ class Past(NamedTuple):
     t: int
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Banded(GaussianNoise):
     """Gaussian noise that is correlated over a few rounds by a banded matrix C."""
 

@@ -71,7 +71,7 @@ class Buffers(NamedTuple):
     t: int
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Blt(GaussianNoise):
     """Gaussian noise that is correlated over all rounds by a few buffers."""
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dpfed.core.types import Rows, Sampling, Stream, Total
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Clear(HoldsFacts):
     """Clips, sums and releases without noise."""
 
@@ -38,9 +38,6 @@ class Clear(HoldsFacts):
             bound = "one with an accounting for privacy.participation"
             way_out = "use gaussian, tree, banded or blt"
             raise refuse("privacy.mechanism", bound, "clear", way_out)
-
-    def _shown(self) -> tuple[str, ...]:
-        return ("clip", "unit", "adjacency", "trust", "sampling", "std", "shares")
 
     @property
     def step(self) -> float:

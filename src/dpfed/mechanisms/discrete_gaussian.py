@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 PAPER = "Mironov 2012; Kairouz et al. 2021 (distributed discrete Gaussian)"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class DiscreteGaussian(FreshNoise):
     """A sum of rows on a grid plus an exactly drawn rounded Gaussian; the grid is std / 2^bits."""
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dpfed.core.types import Rows, Stream, Total, Vector
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Gaussian(FreshNoise):
     """A clipped sum plus fresh N(0, std^2) noise in each coordinate of each release."""
 

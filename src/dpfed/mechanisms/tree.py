@@ -70,7 +70,7 @@ class Nodes(NamedTuple):
     t: int
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Tree(GaussianNoise):
     """Gaussian noise along a binary tree of releases: sums over rounds have little noise."""
 

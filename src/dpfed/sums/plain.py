@@ -108,12 +108,6 @@ class Plain:
     least_clients: int | None = None
     """How many clients must take part, or training ends; None is more than half, at least 2."""
 
-    def __repr__(self) -> str:
-        """As in version 0.2 unless ``least_clients`` is given: fingerprints are made of it."""
-        fixed = f"hides_terms={self.hides_terms!r}, stages={self.stages!r}"
-        least = "" if self.least_clients is None else f", least_clients={self.least_clients!r}"
-        return f"Plain({fixed}, release_stage={self.release_stage!r}{least})"
-
     @property
     def against(self) -> str:
         """The server that its claims are about: plain sums withstand no stronger one."""

@@ -23,8 +23,8 @@ from dpfed.core.sampling import Everyone
 from dpfed.core.sum_protocol import Signer, SumContext
 from dpfed.core.types import Broadcast, place_of
 from dpfed.core.vector import Layout
+from dpfed.training.agreed import Agreed, agreed_of
 from dpfed.training.draft import Draft
-from dpfed.training.fingerprint import fingerprint
 from dpfed.training.signal import signal_of
 from dpfed.training.soundness import refuse_unsound
 
@@ -171,7 +171,7 @@ class Plan(Draft):
         rows = [
             ("rounds", f"{self.rounds}" + (f", and {self.spare} spare" if self.spare else "")),
             ("slots in a round" if self.open else "clients", len(self.nominal)),
-            ("client", self.client.made_by or place_of(self.client.work)),
+            ("client", str(self.client.made_by or place_of(self.client.work))),
             ("protected", f"each {update.unit}, {update.adjacency}"),
             ("trust", update.trust),
             ("clip", f"{update.clip:g}"),
@@ -230,11 +230,12 @@ class Plan(Draft):
 
     def fingerprint(self) -> str:
         """A digest of what both sides must agree on. The noise's seed is not in it."""
-        return self._fingerprint
+        return self.agreed.fingerprint
 
     @cached_property
-    def _fingerprint(self) -> str:
-        return fingerprint(self)
+    def agreed(self) -> Agreed:
+        """What both sides must agree on, as data."""
+        return agreed_of(self)
 
 
 _MAX_KEPT = 8  # plans of one process that were unpickled; a simulation has one
