@@ -18,9 +18,10 @@ from dpfed.accounting.guarantee import certified
 from dpfed.accounting.second_opinion import checked
 from dpfed.core.checks import refuse
 from dpfed.core.environment import ledger_path
-from dpfed.core.errors import DataError, RecipeError
+from dpfed.core.errors import RecipeError
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.result import Result, refuse_taken, require_a_round
+from dpfed.recipes.resumed import check_same, with_first_parameters
 from dpfed.recipes.schema import Recipe
 from dpfed.recipes.sections import Sections
 from dpfed.recipes.session import Session, prepare
@@ -60,7 +61,7 @@ def run(
             earlier rows, too. ``dpfed.recipes.display.View`` is one.
         engine: ``in-process``, or ``flower-simulation``: the same bits, through ``flwr run``.
         resume: a folder in which the run keeps itself; one that died there resumes from its last
-            committed round.
+            committed round, in memory too: give the same arrays, on the same machine.
         sinks: where rows go during the run: csv, tensorboard, mlflow, wandb; they write into
             ``out``.
         overwrite: let ``out`` hold another run's result, and write over it.
@@ -87,12 +88,12 @@ def run(
         refuse_taken(Path(out), "give another folder, or overwrite=True (dpfed run --overwrite)")
     root = Path(recipe).resolve().parent if isinstance(recipe, str | Path) else None
     resolved = resolve(recipe, seed, overrides, sections)
+    checkpoint = None if resume is None else Checkpoint(Path(resume))
+    resolved = with_first_parameters(checkpoint, resolved)
     session = prepare(resolved, root)
     session.show_screen()
     session.warn_of_noise()
-    checkpoint = None if resume is None else Checkpoint(Path(resume))
-    if checkpoint:
-        _same_recipe(checkpoint, resolved)
+    check_same(checkpoint, resolved, session.federation)
     if sinks and out is None:
         raise RecipeError("sinks write into a folder, and none is given; give out='runs/NAME', too")
     about = session.about(Path(out or "."))
@@ -125,23 +126,6 @@ def resolve(
     elif recipe is not None and not isinstance(recipe, Mapping):
         raise refuse("recipe", "a TOML file or its tables", recipe, "give records as data=")
     return recipes.load_recipe({**(recipe or {}), **sections}, extra)
-
-
-def _same_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
-    """Refuse to resume with another recipe: a plan does not show changes of data or optimizer."""
-    path = checkpoint.folder / "recipe.toml"
-    if checkpoint.begun and path.exists():
-        before, now = recipes.settings(recipes.load_recipe(path)), recipes.settings(recipe)
-        for key in sorted(before | now):
-            if before.get(key) != now.get(key):
-                raise DataError(
-                    f"{key} must be {before.get(key)!r}, as in the run that "
-                    f"{str(checkpoint.folder)!r} holds, got {now.get(key)!r}; resume with the "
-                    f"recipe that it began with, or give another folder"
-                )
-        return
-    checkpoint.folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(recipes.dump_recipe(recipe), encoding="utf-8")
 
 
 @contextmanager
