@@ -134,7 +134,7 @@ def _hmac(checkpoint: Checkpoint, recipe: Recipe, silos: Federation) -> str:
     made = hmac.new(_machine_key(), checkpoint.training(recipe.name).encode(), "sha256")
     for name, tensor in _tensors(silos):
         made.update(f"\0{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
-        made.update(memoryview(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy()))
+        made.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return made.hexdigest()
 
 
