@@ -51,6 +51,11 @@ def check_module(module: Any) -> None:
             f"{type(module).__name__} are frozen; call requires_grad_(True) on what shall be "
             f"trained, or add a head or an adapter"
         )
+    check_layers(module)
+
+
+def check_layers(module: nn.Module) -> None:
+    """Refuse layers that mix records or keep something of them, as they are now."""
     for name, layer in module.named_modules():
         where = name or type(layer).__name__
         if _mixes_records(layer):

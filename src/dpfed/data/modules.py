@@ -19,8 +19,8 @@ record depend on that record alone, and that the module keeps nothing of it.
 | a loss that is not one value per record              | RecipeError when a problem is made     |
 | a module or loss that fails on made-up records       | RecipeError when a problem is made     |
 | made-up records that move each other's loss or row   | RecipeError, at the first rows at last |
-| BatchNorm that is trained or in train(), InstanceNorm| RecipeError when the network is made   |
-| that keeps statistics                                |                                        |
+| BatchNorm that is trained or in train(), InstanceNorm| RecipeError when the network is made,  |
+| that keeps statistics                                | and where rows or metrics are          |
 | labels of another type or shape than the loss takes  | RecipeError when a problem is made     |
 | scores that are probabilities, a loss that ignores   | a warning in the local log             |
 | labels, dropout in eval(), no gradient at all        |                                        |
@@ -175,11 +175,13 @@ class Network:
     def _has_classes(self, y: torch.Tensor) -> bool:
         return self.loss is cross_entropy and not y.is_floating_point() and y.dim() == 1
 
-    def _once(
-        self, trial: Callable[[Any, Batches], Any], like: Batches, mode: object = None
-    ) -> Any:
-        """Try the module on made-up records of a shape and type, unless that was done before."""
+    def _once(self, trial: Callable[[Any, Batches], Any], like: Batches) -> Any:
+        """Try the module on made-up records of a shape and type, unless that was done before.
+
+        In train() it may compute something else than in eval(): each mode is tried.
+        """
         shapes = {n: (t.shape[1:], t.dtype) for n, t in like.stand_in.tensors().items()}
+        mode = tuple(each.training for each in self.module.modules())
         key = (trial.__name__, mode, *sorted(shapes.items()))
         if key not in self._tried:
             self._tried[key] = trial(self, like.made_up())
@@ -299,7 +301,12 @@ class Network:
             yield self.seen(batches, index, turn)
 
     def seen(self, batches: Batches, index: torch.Tensor, turn: bytes) -> Batch:
-        """Records as the module sees them at one turn: known labels, and seeds if it draws."""
+        """Records as the module sees them at one turn: known labels, and seeds if it draws.
+
+        All rows and metrics begin here, so here the layers are looked at once more: whoever has the
+        module may have called its train() since the network was made.
+        """
+        module_checks.check_layers(self.module)
         batch = self.known(batches, batches.read(index))
         if not self.draws(batches):
             return batch
@@ -307,8 +314,7 @@ class Network:
 
     def draws(self, batches: Batches) -> bool:
         """Whether the module leaves out entries at random, as it is now (train() or eval())."""
-        mode = tuple(each.training for each in self.module.modules())
-        chosen: bool = self._once(module_checks.check_draws, batches, mode)
+        chosen: bool = self._once(module_checks.check_draws, batches)
         return chosen
 
     def known(self, batches: Batches, batch: Batch) -> Batch:

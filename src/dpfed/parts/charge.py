@@ -81,27 +81,17 @@ def charged(
     ...         round(epsilon, 2)  # here the mechanism of another library runs
     0.5
     """
-    tree = events.to_json(event)
-    with charged_tree(
-        tree,
-        dataset=dataset,
-        name=name,
-        adjacency=adjacency,
-        unit=unit,
-        delta=delta,
-        ledger=ledger,
-    ) as epsilon:
+    key = LedgerKey(dataset, Unit(unit), Adjacency(adjacency))
+    with charged_tree(events.to_json(event), key, name=name, delta=delta, ledger=ledger) as epsilon:
         yield epsilon
 
 
 @contextmanager
 def charged_tree(
     tree: Json,
+    key: LedgerKey,
     *,
-    dataset: str,
     name: str,
-    adjacency: Adjacency | str,
-    unit: Unit | str = Unit.RECORD,
     delta: float,
     ledger: str | Path | None,
     part: ChannelRequest | None = None,
@@ -110,25 +100,22 @@ def charged_tree(
 
     Args:
         tree: the cost, which may have the mark of draws under replace-one.
-        dataset: as in ``charged``, like all that follow.
+        key: the data, and against whom the cost holds: it is entered so.
         name: what the releases are called.
-        adjacency: which data sets are neighbours.
-        unit: whose data is protected.
         delta: of the epsilon that the block is told.
         ledger: the ledger's file.
         part: the releases; None if only their cost is known.
     """
-    if not dataset or "/" in dataset:
-        raise refuse("dataset", "a name without a '/'", dataset, "use one such as 'adult'")
+    if not key.dataset or "/" in key.dataset:
+        raise refuse("dataset", "a name without a '/'", key.dataset, "use one such as 'adult'")
     if not name:
         raise refuse("name", "a text", name, "say what is released, such as 'mean-age-2026'")
-    neighbours = Adjacency(adjacency)
-    epsilon, _ = epsilon_of(tree, delta, neighbours)
+    epsilon, _ = epsilon_of(tree, delta, key.adjacency)
     if not math.isfinite(epsilon):
         raise Unpriceable(
             f"{str(tree)[:80]} has no finite epsilon; add noise before anything is released"
         )
-    request = _request(tree, LedgerKey(dataset, Unit(unit), neighbours), name)
+    request = _request(tree, key, name)
     if part is not None:
         request = replace(request, parts={_CHANNEL: part}, whole=tree)
     opened = Ledger(None if ledger is None else Path(ledger))

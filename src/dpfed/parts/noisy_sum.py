@@ -16,6 +16,8 @@ refuses the one that is too many. A row is a privacy unit: all that one unit giv
 | the process ends and begins again               | a new door: ``dataset`` keeps its cost on disk |
 | several threads; a process that was forked      | each release is counted; UnsoundPlan           |
 | parties that add noise shares                   | a share has no value of its own: secure_sum    |
+| a share that a sum or a party has taken         | UnsoundPlan, whatever became of that sum       |
+| ``rate``, and rows that were drawn already      | ``drawn=True``, or they are drawn once more    |
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,13 +35,14 @@ import torch
 from dpfed.accounting.calibrate import calibrate
 from dpfed.accounting.event_tree import ChannelUse, TrainingReleases, mechanism_event
 from dpfed.accounting.guarantee import Guarantee, guarantee
+from dpfed.accounting.ledger.conversions import LedgerKey, adversary_of
 from dpfed.accounting.ledger.request import ChannelRequest
-from dpfed.core.checks import refuse
+from dpfed.core.checks import check_at_least, refuse
 from dpfed.core.errors import BudgetSpent, UnsoundPlan
 from dpfed.core.randomness import Noise
 from dpfed.core.registry import build
 from dpfed.core.rows import Dense
-from dpfed.core.sampling import Poisson
+from dpfed.core.sampling import EVERYONE, Poisson
 from dpfed.core.types import Adjacency, Facts, Mechanism, Release, Trust, Unit, Vector
 from dpfed.parts.charge import charged_tree
 from dpfed.sums.secure import Secure, secure
@@ -79,6 +82,25 @@ class NoiseShare:
     sum: Secure
     parties: int
     colluders: int
+    unused: threading.Lock = field(default_factory=threading.Lock)
+    process: int = field(default_factory=os.getpid)
+
+    def take(self) -> None:
+        """Use the share up: two totals with it could be subtracted, and leave it alone."""
+        if os.getpid() != self.process:
+            raise UnsoundPlan(
+                "a share of noise is summed in the process that made it, since a fork has a copy; "
+                "make door and share after the fork"
+            )
+        if not self.unused.acquire(blocking=False):
+            raise UnsoundPlan(
+                "a share of noise is used once, whatever became of the sum that took it; release "
+                "another one from the door, which counts it"
+            )
+
+    def __reduce__(self) -> NoReturn:
+        """No copies: each could be summed."""
+        raise TypeError("a share of noise is not copied or pickled, as each copy could be summed")
 
     def __repr__(self) -> str:
         return f"<a share of noise, to be summed by {self.parties} parties>"
@@ -93,12 +115,13 @@ class NoisySum:
         delta: the delta of that.
         releases: how many releases there will be.
         adjacency: which data sets are neighbours: replace-one, zero-out or add-remove.
-        rate: the chance with which each unit is drawn for a release, by a secret draw.
+        rate: the chance with which each unit is drawn for a release, by a secret draw. Give all
+            rows: the door draws. Rows that were drawn already need ``drawn=True`` in the call.
         mechanism: gaussian, or discrete_gaussian for exact integer arithmetic.
         options: the mechanism's own.
         parties: with more than 1, each party has such a door and adds a share of the noise; what it
             releases is for ``secure_sum`` only. At least colluders + 2.
-        colluders: how many parties may pool what they know.
+        colluders: how many parties may pool what they know, at least 1: also in the ledger.
         survivors: the fraction of the parties that a total must have.
         dataset: the owner's name for the data: the whole cost is entered in the owner's ledger
             before the first release, and refused beyond the budget. None enters nothing.
@@ -139,6 +162,7 @@ class NoisySum:
         if not 1 <= parties <= MAX_PARTIES:
             bound, way = f"from 1 to {MAX_PARTIES}", "for more, make a plan: dpfed.flower.make_plan"
             raise refuse("parties", bound, parties, way)
+        check_at_least(1, "NoisySum", colluders=colluders)
         self._sum = secure(survivors) if parties > 1 else None
         honest = 1 if self._sum is None else self._sum.min_honest(parties, colluders)
         self._parties, self._colluders = parties, colluders
@@ -149,27 +173,29 @@ class NoisySum:
         self._mechanism: Mechanism = calibrate(
             drawn, epsilon=epsilon, delta=delta, releases=releases
         )
+        self._rate = rate
         self._delta, self._planned, self._made = delta, releases, 0
         self._lock, self._process = threading.Lock(), os.getpid()
         if dataset is not None:
             event = mechanism_event(self._mechanism, releases, honest)
-            with charged_tree(
-                event,
-                dataset=dataset,
-                name=name,
-                adjacency=adjacency,
-                ledger=ledger,
-                delta=delta,
-                part=ChannelRequest(self._mechanism, releases, releases) if rate != 1 else None,
-            ):
+            against = "curious" if self._sum is None else self._sum.against
+            adversary = adversary_of(trust, against, colluders)
+            part = ChannelRequest(self._mechanism, releases, releases) if rate != 1 else None
+            key = LedgerKey(dataset, facts.unit, facts.adjacency, *adversary)
+            with charged_tree(event, key, name=name, delta=delta, ledger=ledger, part=part):
                 pass
 
-    def __call__(self, rows: torch.Tensor) -> Any:
+    def __call__(self, rows: torch.Tensor, *, drawn: bool = False) -> Any:
         """One release of the rows' sum: a NoisyValue, or a NoiseShare if there are parties.
 
         Args:
-            rows: a tensor [units, size]: all that a unit gives is one row.
+            rows: a tensor [units, size]: all that a unit gives is one row. With a ``rate``, give
+                the rows of all units, since the door draws among them.
+            drawn: the rows are those of units that were drawn already: each on its own with the
+                door's ``rate``, anew for each release, by a draw that nobody sees.
         """
+        if drawn and self._rate == 1:
+            raise refuse("drawn", "False for a door without a rate", drawn, "give it its rate")
         found = Dense(_matrix(rows))
         with self._lock:
             if os.getpid() != self._process:
@@ -183,7 +209,8 @@ class NoisySum:
                     f"got number {self._made + 1}; make a door for more, whose noise is larger"
                 )
             self._made += 1
-        release, _ = self._mechanism.release(found, (), Noise().stream("release"))
+        mechanism = self._mechanism.with_sampling(EVERYONE) if drawn else self._mechanism
+        release, _ = mechanism.release(found, (), Noise().stream("release"))
         if self._sum is not None:
             return NoiseShare(release, self._sum, self._parties, self._colluders)
         return NoisyValue(release.vector * release.step, release.std)
@@ -231,7 +258,9 @@ class NoisySum:
         )
 
     def __repr__(self) -> str:
-        return f"NoisySum({self._made} of {self._planned} releases; {self.guarantee.summary})"
+        draws = "" if self._rate == 1 else f"give all rows, each is drawn with {self._rate:g}; "
+        done = f"{self._made} of {self._planned} releases"
+        return f"NoisySum({done}; {draws}{self.guarantee.summary})"
 
     def _repr_html_(self) -> str:
         return self.guarantee._repr_html_()

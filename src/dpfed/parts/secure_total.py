@@ -18,12 +18,14 @@ party has a signing key, and learns the public keys of the others by another way
 | the server swaps a key, or names strangers    | the party refuses (Untrusted) and sends nothing  |
 | vectors of other lengths, other doors' shares | refused: before anything is sent, or by the sum  |
 | a party is asked twice                        | refused: its object answers one sum              |
+| a share of noise that was taken before        | UnsoundPlan, whatever became of that sum         |
 | plain integers without ``exact_total``        | refused                                          |
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -83,6 +85,11 @@ def _terms(term: Term, parties: int, exact_total: bool) -> _Terms:
     return _Terms(Release(term.long(), 0.0, 1.0), secure(survivors=1.0), colluders=1)
 
 
+def _take(term: Term) -> None:
+    if isinstance(term, NoiseShare):
+        term.take()
+
+
 class SumParty:
     """One party of a secure sum between processes: it answers the server until the sum is over.
 
@@ -122,6 +129,7 @@ class SumParty:
         self._said = f"<party {index} of {len(keys)} in the sum {name!r}>"
         mine = key.within(roster, index)
         self._member = _Member(terms, _context(index, len(keys), terms, name, mine))
+        _take(term)
 
     def __repr__(self) -> str:
         return self._said
@@ -144,14 +152,17 @@ class _Member:
 
     def __init__(self, terms: _Terms, context: SumContext) -> None:
         self._terms, self._context = terms, context
-        self._secret, self._used = b"", False
+        self._secret, self._used, self._process = b"", False, os.getpid()
 
     def reply(self, stage: str, message: bytes) -> bytes:
         """The answer to one request of the server."""
         release = None
         if stage == self._terms.sum.release_stage:
-            if self._used:
-                raise BadReply("a SumParty answers one sum; make another one, with another name")
+            if self._used or os.getpid() != self._process:
+                raise BadReply(
+                    "a SumParty answers one sum, in the process that made it; make another one, "
+                    "with another name"
+                )
             self._used, release = True, {UPDATE: self._terms.release}
         made, self._secret = self._terms.sum.reply(
             stage, {SUM: message}, release, self._secret, self._context
@@ -316,6 +327,8 @@ def secure_sum(terms: Sequence[Term], *, exact_total: bool = False) -> NoisyValu
         raise refuse(
             "terms", "of one length, from doors of one kind", len(alike), "make them alike"
         )
+    for each in terms:
+        _take(each)
     members = [
         _Member(term, _context(index, parties, term, _NAME, simulated(parties)[index]))
         for index, term in enumerate(found)
