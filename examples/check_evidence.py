@@ -24,6 +24,8 @@ FILES = {
 }
 SAME = "training clients terms terms_sha256 contract plan unit adjacency trust rounds attempts"
 SAME += " claims assumes"
+WHOLE = "sentence epsilon claims unit adjacency trust rounds noise idealized shares draws colluders"
+WHOLE += " budgeted correlated enforced realised blocks opinions"
 UNITS = {"record": "record", "client": "client"}
 UNITS["group"] = "person, with all of their records at one client"
 ACROSS = (
@@ -136,12 +138,48 @@ def columns_of(contract):  # what decides how a record is read
     return [{**part, "scale": part.get("scale", "linear")} for part in plain]
 
 
+def alike(one, other):  # as text: true is no 1, and 1.0 is 1
+    texts = (
+        json.dumps(json.loads(json.dumps(tree), parse_int=float), sort_keys=True)
+        for tree in (one, other)
+    )
+    return len({*texts}) == 1
+
+
+def whole(*numbers):
+    need(all(type(n) is int and n >= 0 for n in numbers), "a whole number")
+
+
+def whole_numbers(rounds):
+    for each in rounds:
+        whole(each["round"], each["attempt"], *each.get("clients", []), *each.get("cohort", []))
+
+
+def who(told, committed, names, sizes):  # as the guarantee says who took part
+    names = names if told["roster"] is True else [f"client {at}" for at in range(len(names))]
+    lists = [sorted(each["clients"]) for each in committed]
+    of = {name: sum(at in each for each in lists) for at, name in enumerate(names)}
+    need(alike(told["rounds_of"], of), "who took part")
+    runs = [(r["from"], r["to"], r["clients"]) for r in told["rounds"]]
+    whole(*[n for a, b, _ in runs for n in (a, b)])
+    need(all(b - a < len(lists) for a, b, _ in runs), "who took part")
+    named = [[at, clients] for a, b, clients in runs for at in range(a, b + 1)]
+    need(named == [[at + 1, [names[c] for c in each]] for at, each in enumerate(lists)], "who")
+    facts = {"planned": len(names), "took_part": sum(map(bool, of.values()))}
+    facts |= {"fewest": min(map(len, lists)), "most": max(map(len, lists))}
+    facts["units"] = sum(size for size, name in zip(sizes, names, strict=True) if of[name])
+    need(all(alike(told[k], v) for k, v in facts.items()), "how many took part")
+    need(len(told) == len(facts) + 3, "who took part")
+
+
 def check_bundle(path, told, terms):
     if not path.exists():
         return
     about = strict(path.read_bytes())
-    words = ["sentence", "epsilon", "delta", "unit", "adjacency", "claims"]
-    need(all(about["guarantee"].get(k) == told.get(k) for k in words), "the bundle's guarantee")
+    words = {*about["guarantee"], *WHOLE.split()}
+    need(
+        all(alike(about["guarantee"].get(k), told.get(k)) for k in words), "the bundle's guarantee"
+    )
     mine, agreed = about["input"], tomllib.loads(terms.decode()).get("terms", {})
     same = columns_of(mine.get("contract")) == columns_of(agreed.get("contract"))
     need(same, "the bundle's contract")
@@ -182,7 +220,9 @@ def check(out, roster=None):
         {},
     )
     need(len(receipts) == len(kept), "two receipts")
+    whole_numbers([*index["committed"], *rounds])
     for client, said in stated.items():
+        absent += said["open"] is not False  # it may still answer
         before = "0" * 64
         for each in said["answered"]:
             at = each["round"], each["attempt"]
@@ -212,9 +252,11 @@ def check(out, roster=None):
     done = [row["round"] for row in lines(files, "history.jsonl") if not row.get("aborted")]
     need(done == list(range(1, len(done) + 1)), "the history")
     need(told["rounds"] == len(index["committed"]) == len(done) <= first["rounds"], "rounds")
-    runs = [(r["from"], r["to"], len(r["clients"])) for r in told["answered"]["rounds"]]
-    named = [count for a, b, count in runs for _ in range(a, b + 1)]
-    need(named == [len(each["clients"]) for each in index["committed"]], "who took part")
+    roster_names = [each["name"] for each in strict(roster or files["roster.json"])["clients"]]
+    sizes = tomllib.loads(files["terms.toml"].decode())["terms"]["sizes"]
+    who(told["answered"], index["committed"], roster_names, sizes)
+    need(alike(told.get("participants", len(keys)), len(keys)), "how many take part")
+    need(told.get("training", first["training"]) == first["training"], "another training")
     own = {each["adversary"]: each for each in first["claims"]}
     for each in told["claims"]:
         mine = own.get(each["adversary"])
@@ -226,6 +268,9 @@ def check(out, roster=None):
             again <= each["epsilon"] * (1 + 1e-6) and mine["epsilon"] <= each["epsilon"], "epsilon"
         )
         need(each["accounting"] == mine["accounting"], "an accountant")
+        moved = 2 if first["adjacency"] == "replace-one" else 1
+        mu = math.sqrt(sum(n * (moved / z) ** 2 for z, _, n in releases(each["event"])))
+        need(abs(each["mu"] / mu - 1) < 1e-9, "a mu")
     need(told["sentence"] == sentence(told), "the sentence")
     need(all(told.get(k, "") == v for k, v in first["assumes"].items()), "an assumption")
     room = all(said["budget"] == "the ledger had room for it" for said in stated.values())

@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,7 +35,6 @@ from dpfed.recipes.verify import (
     verify_evidence,
 )
 from dpfed.sums.secagg.identity import SigningKey, own_key
-from dpfed.training.wire.evidence import ASSUMPTIONS
 from tests.helpers.evidence_packs import SILOS, gated_training
 
 CHECK = Path(__file__).parents[2] / "examples" / "check_evidence.py"
@@ -146,6 +144,12 @@ def one_round_less(pack: Pack) -> None:
     pack.put("history.jsonl", pack.lines("history.jsonl")[:-1])
 
 
+def consistent(told: dict[str, Any]) -> None:
+    """All that follows from the claims follows from them again, as in a file of dpfed's own."""
+    stated = msgspec.convert(told, Guarantee, strict=False)
+    told.update(stated.to_json())
+
+
 def smaller_epsilon(pack: Pack) -> None:
     def change(told: dict[str, Any]) -> None:
         told["claims"][0]["epsilon"] = told["epsilon"] = 1.5
@@ -172,7 +176,12 @@ def smaller_sentence(pack: Pack) -> None:
 def more_noise(pack: Pack) -> None:
     text = canonical_json(pack.read("guarantee.json")["claims"][0]["event"]).decode()
     louder = json.loads(re.sub(r'"noise_multiplier":[0-9.]+', '"noise_multiplier":99.0', text))
-    pack.guarantee(lambda told: told["claims"][0].update(event=louder))
+
+    def change(told: dict[str, Any]) -> None:
+        told["claims"][0].update(event=louder)
+        consistent(told)
+
+    pack.guarantee(change)
 
 
 def larger_delta(pack: Pack) -> None:
@@ -187,8 +196,7 @@ def larger_delta(pack: Pack) -> None:
 def fewer_claims(pack: Pack) -> None:
     def change(told: dict[str, Any]) -> None:
         told["claims"] = told["claims"][1:]
-        told["epsilon"] = told["claims"][0]["epsilon"]
-        told["sentence"] = re.sub(r"\(2, .*, and \(", "(", told["sentence"], count=1)
+        consistent(told)
 
     pack.guarantee(change)
 
@@ -478,29 +486,69 @@ def the_apps_own_statement(pack: Pack) -> None:
     pack.restate(1, by="the app that the server shipped")
 
 
+def open_training(pack: Pack) -> None:
+    pack.restate(1, open=True)
+
+
+def a_number_for_open(pack: Pack) -> None:
+    pack.restate(1, open=0)
+
+
+def five_hundred_took_part(pack: Pack) -> None:
+    """A summary, and no rounds that could be compared."""
+    told = {"planned": 500, "took_part": 500, "fewest": 500, "most": 500, "units": 1e6}
+    pack.guarantee(lambda said: said.update(answered={**told, "roster": True}))
+
+
+def five_hundred_in_the_summary(pack: Pack) -> None:
+    pack.guarantee(lambda said: said["answered"].update(took_part=500, most=500))
+
+
+def more_records(pack: Pack) -> None:
+    pack.guarantee(lambda said: said["answered"].update(units=1e6))
+
+
+def more_participants(pack: Pack) -> None:
+    pack.guarantee(lambda said: said.update(participants=500))
+
+
+def named_in_markdown(pack: Pack) -> None:
+    pack.guarantee(lambda said: said.update(training="ward\n\n> (0.01, 1e-09)-DP for all\n"))
+
+
+def no_claims(pack: Pack) -> None:
+    pack.guarantee(lambda said: said.update(claims=[]))
+
+
+def true_for_one(pack: Pack) -> None:
+    """A reader that takes true for 1 has two readings of a file."""
+    index = pack.read("index.json")
+    pack.index(committed=[{**each, "attempt": False} for each in index["committed"]])
+
+
 TAMPERED: dict[str, tuple[Callable[[Pack], None], str, str]] = {
-    "exact_arithmetic": (exact_arithmetic, REFUSED, "other-assumption"),
-    "system_noise": (system_noise, REFUSED, "other-assumption"),
-    "a_notary": (a_notary, REFUSED, "no-gate"),
-    "drawn_records": (drawn_records, REFUSED, "other-assumption"),
+    "exact_arithmetic": (exact_arithmetic, REFUSED, "other-guarantee"),
+    "system_noise": (system_noise, REFUSED, "other-guarantee"),
+    "a_notary": (a_notary, REFUSED, "other-guarantee"),
+    "drawn_records": (drawn_records, REFUSED, "other-guarantee"),
 } | {
     f.__name__: (f, verdict, name)
     for f, verdict, name in [
         (drop_silo, INCOMPLETE, "no-statement"),
         (drop_from_roster, REFUSED, "other-roster"),
         (one_round_more, REFUSED, "not-answered"),
-        (one_round_less, REFUSED, "other-rounds"),
+        (one_round_less, REFUSED, "other-guarantee"),
         (smaller_epsilon, REFUSED, "other-epsilon"),
         (smaller_claim_of_others, REFUSED, "other-epsilon"),
-        (smaller_sentence, REFUSED, "other-sentence"),
+        (smaller_sentence, REFUSED, "other-guarantee"),
         (more_noise, REFUSED, "other-claim"),
         (larger_delta, REFUSED, "other-claim"),
         (fewer_claims, REFUSED, "other-epsilon"),
-        (nobody_enforces_it, REFUSED, "no-gate"),
+        (nobody_enforces_it, REFUSED, "other-guarantee"),
         (another_accountant, REFUSED, "other-claim"),
         (smaller_headline, REFUSED, "other-guarantee"),
-        (person_in_the_sentence, REFUSED, "other-sentence"),
-        (no_budget, REFUSED, "no-budget"),
+        (person_in_the_sentence, REFUSED, "other-guarantee"),
+        (no_budget, REFUSED, "other-guarantee"),
         (another_unit, REFUSED, "other-guarantee"),
         (blocks_that_no_silo_has, REFUSED, "other-guarantee"),
         (other_terms, REFUSED, "other-terms"),
@@ -537,7 +585,16 @@ TAMPERED: dict[str, tuple[Callable[[Pack], None], str, str]] = {
         (another_history, REFUSED, "other-history"),
         (somebody_else_took_part, REFUSED, "other-participants"),
         (guarantee_beside_differs, REFUSED, "other-guarantee"),
-        (the_apps_own_statement, REFUSED, "no-gate"),
+        (the_apps_own_statement, REFUSED, "other-guarantee"),
+        (open_training, INCOMPLETE, "open-training"),
+        (a_number_for_open, INCOMPLETE, "open-training"),
+        (five_hundred_took_part, REFUSED, "other-participants"),
+        (five_hundred_in_the_summary, REFUSED, "other-participants"),
+        (more_records, REFUSED, "other-participants"),
+        (more_participants, REFUSED, "other-participants"),
+        (named_in_markdown, REFUSED, "other-training"),
+        (no_claims, REFUSED, "other-guarantee"),
+        (true_for_one, REFUSED, "malformed"),
     ]
 }
 
@@ -689,12 +746,3 @@ def test_a_bundle_reads_records_by_the_contract_that_silos_have_signed() -> None
 def test_the_page_says_how_many_packs_were_tampered_with() -> None:
     page = (CHECK.parents[1] / "docs" / "evidence.md").read_text(encoding="utf-8")
     assert f"{len(TAMPERED)} of which were tampered with" in page
-
-
-def test_each_field_of_a_guarantee_is_signed_or_compared_or_in_no_sentence() -> None:
-    """A field that the sentence says, and that no silo has signed, is the server's to choose."""
-    compared = {"claims", "unit", "adjacency", "blocks", "trust", "rounds", "budgeted", "enforced"}
-    in_no_sentence = {"shares", "realised", "opinions"}
-    found = {each.name for each in fields(Guarantee)}
-    assert found == compared | in_no_sentence | set(ASSUMPTIONS)
-    assert not in_no_sentence & set(ASSUMPTIONS)

@@ -25,8 +25,9 @@ two readings is refused. No path, code or address in the folder is used, and not
 | a draw of clients that is secret               | nothing on rounds is expected, nor accepted     |
 | events that would take too long to account for | refused                                         |
 | a model file that no silo was told of          | refused                                         |
-| a sentence with other assumptions than those   | refused: arithmetic, noise's source, draws,     |
-| that the silos have signed                     | colluders, conditions, budget, accountant       |
+| a guarantee of which any field is not what the | refused, with its name                          |
+| silos have signed                              |                                                 |
+| a silo that may still answer orders (``open``) | incomplete: rounds may be left out              |
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ import math
 import os
 import re
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from dpfed._version import VERSION
-from dpfed.accounting.guarantee import GATED, SHIPPED, Claim, Guarantee, epsilon_of
+from dpfed.accounting.guarantee import GATED, SHIPPED, Claim, Guarantee
+from dpfed.accounting.stated import claim_of, read_guarantee, recomputed, same
 from dpfed.core.dsse import Statement, canonical_json, open_statement, strict_json
 from dpfed.core.errors import DataError, DpfedError
-from dpfed.core.files import jsonable
+from dpfed.core.log import shown
 from dpfed.core.types import Adjacency, Trust
 from dpfed.data.contract import contract_of
 from dpfed.recipes.evidence import (
@@ -65,6 +66,7 @@ from dpfed.recipes.evidence import (
 from dpfed.recipes.terms import Terms, check_numbers, read_terms
 from dpfed.sums.secagg.identity import CA, ROSTER, SIGNATURE, Roster, parse_roster
 from dpfed.training.flower.evidence import RECEIPTS, ROUNDS, STATEMENTS
+from dpfed.training.history import participants, took_part
 from dpfed.training.wire.evidence import (
     ASSUMPTIONS,
     FIRST,
@@ -73,6 +75,7 @@ from dpfed.training.wire.evidence import (
     RECEIPT,
     ROOM,
     STATEMENT,
+    UNCOUNTED,
     cohort_digest,
     link,
 )
@@ -82,13 +85,10 @@ MODEL_FILE = "model.safetensors"
 BUNDLE_FILE = f"model/{MODEL_FILE}"
 """The same parameters in the bundle, which is what others load."""
 DESCRIPTION_FILE = "model/model.json"
-_IN_BUNDLE = ("sentence", "epsilon", "delta", "unit", "adjacency", "claims")
-"""What a bundle says of its guarantee, and must say as guarantee.json does."""
 _SMALL, _LARGE = 1 << 24, 1 << 27
 _MOST_BYTES = {STATEMENTS: _LARGE, RECEIPTS: _LARGE, ROUNDS: _LARGE, HISTORY: _LARGE}
 _MOST_HEADER_BYTES = 1 << 24
 _MOST_LINES = 1_000_000
-_MOST_NODES, _MOST_DRAWN, _MOST_COUNT = 10_000, 64, 10_000_000
 _NEEDED = (TERMS, ROSTER, STATEMENTS, GUARANTEE, HISTORY, SBOM)
 _SAME = (
     "training",
@@ -106,8 +106,6 @@ _SAME = (
     "claims",
     "assumes",
 )
-_TOLERANCE = 1e-6
-
 Json = dict[str, Any]
 
 
@@ -149,9 +147,17 @@ class Verified:
     """The digest that the silos were told at the end."""
     file: str
     """What the model file beside the folder is, in words."""
-    sentence: str
+    guarantee: Guarantee | None
+    """As the server states it; where the verdict is complete, as the silos have signed it."""
+    answered: Json
+    """Who is in the totals of which rounds, as silos and server have it; empty if nobody has."""
     problems: tuple[Problem, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The guarantee in one sentence; "" if there is none."""
+        return self.guarantee.sentence if self.guarantee else ""
 
     @property
     def verdict(self) -> str:
@@ -195,6 +201,12 @@ class _Found:
     claims: list[tuple[str, float, float]] = field(default_factory=list)
     guarantee: Guarantee | None = None
     contents: Json = field(default_factory=dict)
+    answered: Json = field(default_factory=dict)
+    sizes: list[float] | None = None
+    """Each silo's public number of units, where the silos' terms have it."""
+    expected: Json | None = None
+    """What their plan says of a secret draw."""
+    file: str = "no model was looked at"
 
     def refuse(self, name: str, said: str) -> None:
         self.problems.append(Problem(name, said))
@@ -234,28 +246,34 @@ def verify_evidence(out: Path, roster: Path | None = None) -> Verified:
         lambda: _check_others(found),
     )
     for step in steps:
-        try:
-            step()
-        except (DpfedError, ValueError, TypeError, KeyError, LookupError, ArithmeticError) as error:
-            found.refuse("malformed", _said(error))
-        except (AttributeError, RecursionError, MemoryError, OSError) as error:
-            found.refuse("malformed", _said(error))
-    file = _check_model(found, out if out.name != FOLDER else out.parent)
+        _attempt(found, step)
+    _attempt(found, lambda: _check_model(found, out if out.name != FOLDER else out.parent))
+    silos: list[SiloEvidence] = []
+    _attempt(found, lambda: silos.extend(_silos(found)))
     return Verified(
         training=str(found.agreed.get("training", "")),
         anchored=roster is not None,
-        silos=tuple(_silos(found)),
+        silos=tuple(silos),
         claims=tuple(found.claims),
         model=_model_of(found),
-        file=file,
-        sentence=found.guarantee.sentence if found.guarantee else "",
+        file=found.file,
+        guarantee=found.guarantee,
+        answered=found.answered,
         problems=tuple(dict.fromkeys(found.problems)),
         notes=tuple(found.notes),
     )
 
 
+def _attempt(found: _Found, step: Callable[[], None]) -> None:
+    """One step of the checks: whatever a stranger's files make it raise is a problem of theirs."""
+    try:
+        step()
+    except Exception as error:
+        found.refuse("malformed", _said(error))
+
+
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error)[:300]}"
+    return f"{type(error).__name__}: {shown(str(error), 300)}"
 
 
 # --------------------------------------------------------------------------------------- files
@@ -325,14 +343,15 @@ def _read_index(found: _Found) -> None:
     index = strict_json(found.files[INDEX])
     if set(index) != {"version", "training", "layout", "committed", "files"}:
         raise _malformed(INDEX, "its five keys, and no others")
-    if index["version"] != 1:
+    if _whole(index["version"]) != 1:
         raise DataError(f"{INDEX} must be of version 1; update dpfed")
     found.index = index
     _compare_files(found, dict(index["files"]))
     for each in index["committed"]:
         if set(each) != {"round", "attempt", "clients"}:
             raise _malformed("a committed round", "round, attempt and clients")
-        found.committed.append((_whole(each["round"]), _whole(each["attempt"]), each["clients"]))
+        clients = [_whole(client) for client in each["clients"]]
+        found.committed.append((_whole(each["round"]), _whole(each["attempt"]), clients))
 
 
 def _compare_files(found: _Found, listed: Mapping[str, Any]) -> None:
@@ -443,6 +462,10 @@ def _read_statements(found: _Found) -> None:
         if client in found.statements:
             found.refuse("two-statements", f"{_name(found, client)} has two statements")
         found.statements[client] = said
+        if said.predicate.get("earlier"):
+            found.notes.append(f"{_name(found, client)} states that {UNCOUNTED}")
+        if said.predicate["open"] is not False:
+            found.miss("open-training", f"{_name(found, client)} may still answer orders of it")
     for client, name in enumerate(found.roster.names):
         if client not in found.statements:
             found.miss("no-statement", f"{name} has made no statement")
@@ -494,7 +517,7 @@ def _check_agreement(found: _Found) -> None:
 def _compare_statements(found: _Found, client: int, said: Statement) -> None:
     """A silo's statement beside the first one."""
     for name in _SAME:
-        if said.predicate.get(name) != found.agreed.get(name):
+        if not same(said.predicate.get(name), found.agreed.get(name)):
             found.refuse("disagree", f"{_name(found, client)} states another {name}")
     if said.subject != {MODEL: _model_of(found)}:
         found.refuse("other-model", f"{_name(found, client)} was told of another model")
@@ -528,6 +551,7 @@ def _check_terms(found: _Found) -> None:
     elif contract != agreed["contract"] or len(terms.pins.sizes) != agreed["clients"]:
         found.refuse("other-terms", "the silos state another contract, or number of silos")
     else:
+        found.sizes = list(terms.pins.sizes)
         _check_plan(found, terms)
 
 
@@ -544,6 +568,8 @@ def _check_plan(found: _Found, terms: Terms) -> None:
     theirs = [each["event"] for each in found.agreed["claims"]]
     if terms.plan.fingerprint() != found.agreed["plan"] or mine != theirs:
         found.refuse("other-plan", "the terms make another plan than the silos state")
+    elif terms.plan.draw_is_secret:
+        found.expected = participants(terms.plan, ())
 
 
 def _check_chains(found: _Found) -> None:
@@ -654,69 +680,70 @@ def _check_guarantee(found: _Found) -> None:
     content = found.files.get(GUARANTEE)
     if content is not None:
         found.contents = strict_json(content)
-        found.guarantee = msgspec.convert(found.contents, Guarantee, strict=False)
-    for claim in found.agreed.get("claims", []):
-        _compute_again(found, claim)
+        try:
+            found.guarantee = read_guarantee(found.contents)
+        except DataError as error:
+            found.refuse("other-guarantee", str(error))
+    for tree in found.agreed.get("claims", []):
+        _compute_again(found, tree)
     if found.guarantee is None or not found.agreed:
         return
     _check_claims(found, found.guarantee)
-    _check_sentence(found, found.guarantee)
-    _check_assumptions(found, found.guarantee)
-    _check_enforcer(found, found.guarantee)
-    _check_named(found)
+    _compare_whole(found, found.guarantee)
+    _check_answered(found)
     _note_the_servers_part(found)
+    found.guarantee = replace(found.guarantee, realised=(), opinions=())  # the server's word
 
 
-def _compute_again(found: _Found, claim: Json) -> None:
+def _compute_again(found: _Found, tree: Json) -> None:
     """A signed claim's epsilon, from its own tree of events."""
-    _refuse_slow(claim["event"])
-    left = claim["delta"] - claim["delta_reserved"]
-    again, _ = epsilon_of(claim["event"], left, Adjacency(found.agreed["adjacency"]))
-    if not again <= claim["epsilon"] * (1 + _TOLERANCE):
-        said = f"epsilon {again:.6g} is the cost of events for which {claim['epsilon']:.6g}"
-        found.refuse("other-epsilon", f"{said} was signed")
-    found.claims.append((str(claim["adversary"]), again, float(claim["delta"])))
+    claim = claim_of(tree)
+    try:
+        again = recomputed(claim, Adjacency(found.agreed["adjacency"]))
+    except DataError as error:
+        found.refuse("other-epsilon", str(error))
+        return
+    found.claims.append((claim.adversary, again, claim.delta))
 
 
-def _check_sentence(found: _Found, stated: Guarantee) -> None:
-    """That the sentence and its figures are those of the claims, and the rounds those committed."""
+def _compare_whole(found: _Found, stated: Guarantee) -> None:
+    """That each field of the guarantee is what the silos have signed, or says less."""
     agreed = found.agreed
-    if found.contents.get("sentence") != stated.sentence:
-        found.refuse("other-sentence", "the sentence is not that of the claims beside it")
-    for name, value in stated.to_json().items():
-        if name != "sentence" and found.contents.get(name) != value:
-            found.refuse("other-guarantee", f"{name} does not follow from the claims beside it")
-    if stated.rounds > _whole(agreed["rounds"]):
-        found.refuse("too-many", f"{stated.rounds} rounds are claimed, of {agreed['rounds']}")
-    if "answered" in agreed and stated.rounds != len(found.committed):
-        found.refuse("other-rounds", f"{stated.rounds} rounds are claimed, not those committed")
-
-
-def _check_assumptions(found: _Found, stated: Guarantee) -> None:
-    """That the guarantee rests on what the silos state, and on nothing better."""
-    agreed = found.agreed
-    for name in ("unit", "adjacency", "trust"):
-        if str(getattr(stated, name)) != agreed[name]:
-            found.refuse("other-guarantee", f"the silos state another {name}")
-    if list(stated.blocks) != agreed.get("blocks", []):
-        found.refuse("other-guarantee", "the silos state other blocks of their data")
     if set(agreed["assumes"]) != set(ASSUMPTIONS):
         raise _malformed("a statement", f"the assumptions {', '.join(ASSUMPTIONS)}")
-    for name, signed in agreed["assumes"].items():
-        if jsonable(getattr(stated, name)) != signed:
-            said = f"the guarantee says {name} = {getattr(stated, name)!s:.60}"
-            found.refuse("other-assumption", f"{said}, and the silos state {signed!s:.60}")
+    signed = _signed_guarantee(found, stated)
+    for each in fields(Guarantee):
+        one, other = getattr(stated, each.name), getattr(signed, each.name)
+        if one != other:
+            said = f"the guarantee says {each.name} = {shown(str(one), 60)!r}"
+            found.refuse("other-guarantee", f"{said}, and the silos {shown(str(other), 60)!r}")
+    if not 0 <= stated.rounds <= _whole(agreed["rounds"]):
+        found.refuse("too-many", f"{stated.rounds} rounds are claimed, of {agreed['rounds']}")
+    if found.contents.get("training", agreed["training"]) != agreed["training"]:
+        found.refuse("other-training", f"{GUARANTEE} names another training than the silos")
 
 
-def _check_enforcer(found: _Found, stated: Guarantee) -> None:
-    """That who enforces it, and that budgets limit it, is what the silos state."""
-    all_ = [each.predicate for each in found.statements.values()]
-    if stated.enforced not in (GATED, SHIPPED):  # free words, or none, would drop a condition
-        found.refuse("no-gate", f"who enforces it must be said, got {stated.enforced[:60]!r}")
-    if stated.enforced == GATED and any(each["by"] != GATE for each in all_):
-        found.refuse("no-gate", "not every silo's statement is by a process of its owner's")
-    if stated.budgeted and any(each["budget"] != ROOM for each in all_):
-        found.refuse("no-budget", "a budget is claimed, and not every silo states that it has one")
+def _signed_guarantee(found: _Found, stated: Guarantee) -> Guarantee:
+    """The guarantee that the silos' statements make.
+
+    Its claims were compared one by one. What no silo can sign, and no sentence says, is the
+    server's: ``realised`` and ``opinions``; and the number of rounds where it is secret.
+    """
+    agreed = found.agreed
+    said = [each.predicate for each in found.statements.values()]
+    gated = all(each["by"] == GATE for each in said)
+    room = all(each["budget"] == ROOM for each in said)
+    facts = {
+        **stated.to_json(),
+        **{name: agreed[name] for name in ("unit", "adjacency", "trust")},
+        **agreed["assumes"],
+        "blocks": agreed.get("blocks", []),
+        "budgeted": stated.budgeted and room,
+        "enforced": GATED if stated.enforced == GATED and gated else SHIPPED,
+    }
+    if "answered" in agreed:
+        facts["rounds"] = len(found.committed)
+    return msgspec.convert(facts, Guarantee, strict=False)
 
 
 def _check_claims(found: _Found, stated: Guarantee) -> None:
@@ -758,45 +785,23 @@ def _note_the_servers_part(found: _Found) -> None:
         )
 
 
-def _refuse_slow(event: Any) -> None:
-    """Events of which accounting might not end are refused before it begins."""
-    nodes = drawn = 0
-    waiting = [(event, 1)]
-    while waiting:
-        node, count = waiting.pop()
-        nodes += 1
-        kind = node["kind"]
-        if kind == "SelfComposed":
-            count *= _whole(node["count"])
-        drawn += kind == "PoissonSampled"
-        multiplier = float(node.get("noise_multiplier", 1.0))
-        least = 0.05 if drawn else 1e-9
-        if nodes > _MOST_NODES or drawn > _MOST_DRAWN or count > _MOST_COUNT:
-            raise DataError("the events must be fewer, so that accounting ends; ask the silos")
-        if not (least <= multiplier <= 1e12 and 0 < float(node.get("rate", 1.0)) <= 1):
-            raise _malformed("the events", "finite noise multipliers, and rates up to 1")
-        inside = [*node.get("events", []), *([node["event"]] if "event" in node else [])]
-        waiting += [(each, count) for each in inside]
-
-
-def _check_named(found: _Found) -> None:
-    """Who took part, as guarantee.json says it."""
-    told = found.contents.get("answered")
-    if not isinstance(told, dict) or "rounds" not in told or "answered" not in found.agreed:
-        return
-    names = [f"client {each}" for each in range(len(found.roster.keys))]
-    if told.get("roster"):
+def _check_answered(found: _Found) -> None:
+    """Who took part, as guarantee.json says it: it must be what silos and server have, whole."""
+    told, clients = found.contents.get("answered"), _whole(found.agreed["clients"])
+    if "answered" not in found.agreed:
+        mine = found.expected
+    else:
         names = list(found.roster.names)
-    listed: list[tuple[int, list[str]]] = []
-    for each in told["rounds"]:
-        first, last = _whole(each["from"]), _whole(each["to"])
-        if last - first > len(found.committed):
-            raise _malformed("the guarantee", "no more rounds than there are")
-        listed += [(at - 1, list(each["clients"])) for at in range(first, last + 1)]
-    mine = [(at, [names[client] for client in sorted(of)]) for at, _, of in found.committed]
-    counts = Counter(name for _, of in mine for name in of)
-    if listed != mine or {n: c for n, c in told["rounds_of"].items() if c} != dict(counts):
-        found.refuse("other-participants", "the guarantee names other participants than committed")
+        named = names if isinstance(told, dict) and told.get("roster") is True else None
+        mine = took_part(found.sizes or [0.0] * clients, found.committed, named)
+        if found.sizes is None and isinstance(told, dict):
+            mine["units"] = told.get("units")  # nobody has signed how many there are
+    if mine is not None and not same(told, mine):
+        found.refuse("other-participants", "the guarantee says otherwise who took part")
+    elif mine is not None:
+        found.answered = mine
+    if not same(found.contents.get("participants", clients), clients):
+        found.refuse("other-participants", f"the silos state that they are {clients}")
 
 
 def _check_others(found: _Found) -> None:
@@ -826,13 +831,14 @@ def _model_of(found: _Found) -> str:
     return said.subject[MODEL] if said else ""
 
 
-def _check_model(found: _Found, out: Path) -> str:
+def _check_model(found: _Found, out: Path) -> None:
     """What the model files beside the evidence are."""
     if not found.index:
-        return f"nothing here says what {MODEL_FILE} should be"
+        found.file = f"nothing here says what {MODEL_FILE} should be"
+        return
     said = [_check_file(found, out, name) for name in (MODEL_FILE, BUNDLE_FILE)]
+    found.file = "; ".join(filter(None, said)) or f"there is no {MODEL_FILE} here"
     _check_description(found, out / DESCRIPTION_FILE)
-    return "; ".join(filter(None, said)) or f"there is no {MODEL_FILE} here"
 
 
 def _check_file(found: _Found, out: Path, name: str) -> str:
@@ -842,7 +848,7 @@ def _check_file(found: _Found, out: Path, name: str) -> str:
         if path.parent != out and path.parent.is_symlink():
             raise _malformed(path.parent.name, "the form of a folder")
         digest = model_file_digest(path, found.index.get("layout", []))
-    except (DataError, ValueError, TypeError, KeyError, OSError) as error:
+    except Exception as error:
         found.refuse("bad-model", f"{name}: {_said(error)}")
         return f"{name} is not a model that can be compared"
     if digest is None:
@@ -862,14 +868,16 @@ def _check_description(found: _Found, path: Path) -> None:
     """What a bundle says of itself, where that is signed: its guarantee, and its contract."""
     if path.parent.is_symlink():
         return  # is refused with the parameters in it
-    try:
-        content = read_bounded(path, _SMALL)
-        if content is not None and found.contents and found.agreed:
-            told = strict_json(content, most_bytes=_SMALL)
-            if problem := description_problem(told, found.contents, found.agreed["contract"]):
-                found.refuse("other-bundle", f"{DESCRIPTION_FILE} {problem}")
-    except (DataError, ValueError, TypeError, KeyError, AttributeError) as error:
-        found.refuse("other-bundle", f"{DESCRIPTION_FILE}: {_said(error)}")
+    content = read_bounded(path, _SMALL)
+    if content is None or not found.agreed or not found.contents:
+        return
+    told = strict_json(content, most_bytes=_SMALL)
+    if problem := description_problem(told, found.contents, found.agreed["contract"]):
+        found.refuse("other-bundle", f"{DESCRIPTION_FILE} {problem}")
+    found.notes.append(
+        f"of {DESCRIPTION_FILE} the silos have signed the guarantee and the contract: its classes, "
+        "its steps and its figures are the word of whoever ran it"
+    )
 
 
 def description_problem(told: Json, guarantee: Json, contract: str) -> str:
@@ -884,9 +892,10 @@ def description_problem(told: Json, guarantee: Json, contract: str) -> str:
     'states another guarantee (epsilon)'
     """
     stated = told["guarantee"]
-    other = [name for name in _IN_BUNDLE if stated.get(name) != guarantee.get(name)]
+    names = {each.name for each in fields(Guarantee)} | {"sentence", "epsilon", *stated}
+    other = sorted(name for name in names if not same(stated.get(name), guarantee.get(name)))
     if other:
-        return f"states another guarantee ({', '.join(other)})"
+        return f"states another guarantee ({shown(', '.join(other), 200)})"
     read_by = told["input"].get("contract")
     if (contract_of(read_by).digest if read_by else "") != contract:
         return "reads records by another contract than the silos' own"
@@ -954,7 +963,7 @@ def _silos(found: _Found) -> Iterator[SiloEvidence]:
         predicate = said.predicate if said else {}
         try:
             software = _software(predicate) if said else ""
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, AttributeError):
             software = "not stated as agreed"
         yield SiloEvidence(
             client=client,

@@ -155,18 +155,34 @@ def participants(
         rounds: the completed rounds, with the clients in their totals.
         names: the clients' names in the roster; None calls them by their numbers.
     """
-    planned = len(plan.nominal)
     if plan.open:
         return {}
     if plan.draw_is_secret:
-        return {"planned": planned, "expected": clients_told(plan, 0)}
-    counts = Counter(client for each in rounds for client in each.clients)
+        return {"planned": len(plan.nominal), "expected": clients_told(plan, 0)}
+    return took_part(plan.nominal, [(each.round, 0, each.clients) for each in rounds], names)
+
+
+def took_part(
+    nominal: Sequence[float],
+    rounds: Sequence[tuple[int, int, Sequence[int]]],
+    names: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """The same, where no draw is secret.
+
+    Args:
+        nominal: each client's public number of units.
+        rounds: number, attempt and clients of each total.
+        names: the clients' names in the roster; None calls them by their numbers.
+    """
+    planned = len(nominal)
+    cohorts = [clients for _, _, clients in rounds]
+    counts = Counter(client for clients in cohorts for client in clients)
     facts: dict[str, Any] = {
         "planned": planned,
         "took_part": sum(counts[client] > 0 for client in range(planned)),
-        "units": math.fsum(plan.nominal[client] for client in range(planned) if counts[client]),
-        "fewest": min((len(each.clients) for each in rounds), default=0),
-        "most": max((len(each.clients) for each in rounds), default=0),
+        "units": math.fsum(nominal[client] for client in range(planned) if counts[client]),
+        "fewest": min(map(len, cohorts), default=0),
+        "most": max(map(len, cohorts), default=0),
     }
     if planned > MAX_NAMED_CLIENTS:
         return facts
@@ -180,11 +196,13 @@ def participants(
     return facts
 
 
-def _alike(rounds: Sequence[CompletedRound]) -> list[tuple[int, int, tuple[int, ...]]]:
+def _alike(
+    rounds: Sequence[tuple[int, int, Sequence[int]]],
+) -> list[tuple[int, int, tuple[int, ...]]]:
     """Consecutive rounds with the same clients, as (first, last, clients), counted from 1."""
     found: list[tuple[int, int, tuple[int, ...]]] = []
-    for each in rounds:
-        clients, at = tuple(sorted(each.clients)), each.round + 1
+    for number, _, cohort in rounds:
+        clients, at = tuple(sorted(cohort)), number + 1
         if found and found[-1][2] == clients and found[-1][1] == at - 1:
             found[-1] = (found[-1][0], at, clients)
         else:

@@ -66,8 +66,8 @@ MODEL = "model"
 """The name of a receipt's, and of a statement's, subject."""
 ROOM = "the ledger had room for it"
 UNCOUNTED = "releases before the budget that now stands are not counted in it"
-ASSUMPTIONS = ("noise", "idealized", "draws", "colluders", "correlated")
-"""What a guarantee's sentence says besides its claims, and rests on: fields of ``Guarantee``."""
+ASSUMPTIONS = ("noise", "idealized", "shares", "draws", "colluders", "correlated")
+"""What a guarantee says besides its claims, and rests on: fields of ``Guarantee``."""
 NO_MODEL = hashlib.sha256(b"").hexdigest()
 """The digest of a statement that is about no model: its owner made it, and knows of none."""
 FIRST = "0" * 64
