@@ -462,8 +462,6 @@ def _read_statements(found: _Found) -> None:
         if client in found.statements:
             found.refuse("two-statements", f"{_name(found, client)} has two statements")
         found.statements[client] = said
-        if said.predicate.get("earlier"):
-            found.notes.append(f"{_name(found, client)} states that {UNCOUNTED}")
         if said.predicate["open"] is not False:
             found.miss("open-training", f"{_name(found, client)} may still answer orders of it")
     for client, name in enumerate(found.roster.names):
@@ -500,6 +498,8 @@ def _check_agreement(found: _Found) -> None:
     agreed = found.agreed
     for client, said in found.statements.items():
         _compare_statements(found, client, said)
+        if said.predicate.get("earlier"):
+            found.notes.append(f"{_name(found, client)} states that {UNCOUNTED}")
     if not agreed:
         return
     if agreed["clients"] != len(found.roster.keys):
