@@ -209,7 +209,7 @@ def _grid(leaf: Json, count: int, rate: float) -> float:
     """About how many losses a PLD has for ``count`` releases: mean and ten deviations both ways."""
     if leaf["kind"] not in ("Gaussian", "Laplace"):
         return 0.0
-    multiplier = _number(leaf, "noise_multiplier", 1e-9, 1e12)
+    multiplier: float = _number(leaf, "noise_multiplier", 1e-9, 1e12)
     if leaf["kind"] == "Laplace":
         return 2 * _CELLS * count / multiplier
     square = count / multiplier**2  # mu^2, if each release were made of all
@@ -223,8 +223,8 @@ def _grid(leaf: Json, count: int, rate: float) -> float:
 
 def _number(node: Json, name: str, low: float, high: float, *, whole: bool = False) -> Any:
     value = node.get(name)
-    typed = isinstance(value, int | float) and not isinstance(value, bool)
-    if not typed or not low <= value <= high or (whole and not isinstance(value, int)):
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not low <= number <= high or (whole and not isinstance(number, int)):
         raise DataError(
             f"{name} of an event must be {'whole and ' * whole}from {low:g} to {high:g}, got "
             f"{shown(str(value), 40)}"
