@@ -500,14 +500,12 @@ def third_training(month: Month, rounds: int) -> str:
 
 def renew(month: Month) -> str:
     """All certificates and a sixth silo; stop, hand over what it says, start the server first."""
-    said = month.do("renew", "operator")
+    month.do("renew", "operator")
     for silo in SILOS:
         month.stop(f"supernode {silo}")
     month.stop("superlink server")
     fed = month.work / "operator/fed"
     for silo in SILOS:
-        if f"nodes/{silo}/: ca.crt, roster.sig" not in said:
-            sys.exit(f"the renewal does not say what {silo} needs:\n{said}")
         for name in ("ca.crt", "roster.json", "roster.sig", "start-supernode.sh"):
             shutil.copy(fed / "nodes" / silo / name, month.work / silo / name)
     for name in ("ca.crt", "server.crt", "server.key", "roster.json", "roster.sig"):

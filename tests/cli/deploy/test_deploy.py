@@ -285,6 +285,88 @@ def test_init_refuses_before_it_writes(tmp_path, options, sentence):
     assert not (tmp_path / "fed").exists()
 
 
+# -------------------------------------------------------------------- keys that silos have already
+
+
+def test_new_certificates_and_a_silo_that_joins_leave_the_others_their_keys(folder, tmp_path):
+    """A new folder with the public keys of the old one; also where all certificates have ended."""
+    again = make(tmp_path / "again", nodes=[*NODES, "west"], keys=folder / "server/nodes", days=200)
+    deploy.check(again)
+    made = {path.relative_to(again).as_posix() for path in again.rglob("*.key")}
+    own = {"nodes/west/node.key", "nodes/west/identity.key"}
+    assert made == {"ca/ca.key", "server/server.key", *own}, "no private key in their place"
+    assert (again / "ca/ca.crt").read_bytes() != (folder / "ca/ca.crt").read_bytes()
+    for place, name in enumerate(NODES):  # each takes the public files to its own folder
+        home = folder / "nodes" / name
+        for file in ("ca.crt", "roster.json", "roster.sig", "start-supernode.sh"):
+            shutil.copy(again / "nodes" / name / file, home / file)
+        assert identity.load_identity(home).client == place
+        assert (home / "node.pub").read_bytes() == (again / f"nodes/{name}/node.pub").read_bytes()
+    assert identity.load_identity(again / "nodes/west").client == 2
+
+
+def test_a_silo_that_leaves_is_left_out_and_those_behind_it_move_up(folder, tmp_path):
+    again = make(tmp_path / "again", nodes=["south"], keys=folder / "server/nodes")
+    for file in ("ca.crt", "roster.json", "roster.sig"):
+        for name in NODES:
+            shutil.copy(again / "nodes/south" / file, folder / "nodes" / name / file)
+    assert identity.load_identity(folder / "nodes/south").client == 0
+    with pytest.raises(DataError, match="is not in"):
+        identity.load_identity(folder / "nodes/north")
+
+
+def test_a_silos_own_public_keys_are_enough(tmp_path):
+    """It made both on its own host: no private key is here, and ``check`` accepts the folder."""
+    node, own = certificates.new_tls_key(), certificates.new_identity()
+    theirs, keys = tmp_path / "theirs", tmp_path / "keys"
+    theirs.mkdir()
+    keys.mkdir()
+    (theirs / "identity.key").write_bytes(certificates.pem(own))
+    (theirs / "identity.key").chmod(0o600)
+    (keys / "south.pub").write_bytes(certificates.openssh_public(node.public_key(), "south"))
+    (keys / "south.identity").write_text(f"{own.public_key().public_bytes_raw().hex()}\n")
+    folder = make(tmp_path / "fed", keys=keys)
+    deploy.check(folder)
+    assert not list((folder / "nodes/south").glob("*.key"))
+    assert len(list((folder / "nodes/north").glob("*.key"))) == 2
+    for file in ("ca.crt", "roster.json", "roster.sig"):
+        shutil.copy(folder / "nodes/south" / file, theirs / file)
+    assert identity.load_identity(theirs).client == 1, "with the key that never left its host"
+    assert certificates.load_public(folder / "server/nodes/south.pub") == node.public_key()
+
+
+def test_of_two_keys_one_may_be_the_silos_own(folder, tmp_path):
+    (folder / "server/nodes/south.pub").unlink()
+    again = make(tmp_path / "again", keys=folder / "server/nodes")
+    deploy.check(again)
+    assert [path.name for path in (again / "nodes/south").glob("*.key")] == ["node.key"]
+
+
+@pytest.mark.parametrize("wrong", ["", "12", "g" * 64, "0" * 63])
+def test_a_public_key_that_is_none_changes_nothing(tmp_path, wrong):
+    (tmp_path / "south.identity").write_text(wrong)
+    with pytest.raises(RecipeError, match="must be 64 hexadecimal"):
+        make(tmp_path / "fed", keys=tmp_path)
+    (tmp_path / "south.identity").unlink()
+    (tmp_path / "south.pub").write_text("no key")
+    with pytest.raises(RecipeError, match="is not an ECDSA public key"):
+        make(tmp_path / "fed", keys=tmp_path)
+    assert not (tmp_path / "fed").exists()
+
+
+@pytest.mark.parametrize("home", ["server", "nodes/north"])
+def test_check_names_the_roster_that_is_another_by_its_own_path(folder, home):
+    """The server's, too: one that the same CA has signed."""
+    key = serialization.load_pem_private_key((folder / "ca/ca.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    roster = identity.load_roster(folder / "server")
+    other = identity.dump_roster(roster.names, roster.keys[::-1])
+    (folder / home / "roster.json").write_bytes(other)
+    (folder / home / "roster.sig").write_bytes(certificates.sign(key, other))
+    with pytest.raises(RecipeError, match=rf"{home}/roster\.json is not .*nodes/"):
+        deploy.check(folder)
+
+
 # ---------------------------------------------------------------------------------------- check
 
 

@@ -30,7 +30,7 @@ from dpfed.core.errors import RecipeError
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST_NAME = re.compile(rf"({_LABEL}\.)*(?!\d+$){_LABEL}")  # 10.1.2.300 is no name
 _ANEW = "make a new folder with `dpfed deploy init`"
-_RENEW = "run `dpfed deploy renew`"
+_RENEW = "make new ones with `dpfed deploy init --keys`"
 
 
 # -------------------------------------------------------------------------------------- making
@@ -200,6 +200,15 @@ def load_public(path: Path) -> ec.EllipticCurvePublicKey:
             f"{path} is not an ECDSA public key in OpenSSH form; copy the silo's node.pub there"
         )
     return key
+
+
+def load_identity(path: Path) -> bytes:
+    """A silo's public identity key, as 64 hexadecimal digits."""
+    text = path.read_text(encoding="utf-8", errors="replace").strip().lower()
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        way_out = "write the line that docs/deployment.md's openssl command prints"
+        raise refuse(str(path), "64 hexadecimal digits", text[:80], way_out)
+    return bytes.fromhex(text)
 
 
 def load_private(path: Path) -> ec.EllipticCurvePrivateKey:

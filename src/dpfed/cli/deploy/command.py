@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: D301  click cuts the help at \f
-"""The command line of deployment: ``dpfed deploy init``, ``check``, ``renew``, ``add-silo``, ..."""
+"""The command line of deployment: ``dpfed deploy init``, ``check`` and ``try``."""
 
 from __future__ import annotations
 
@@ -34,12 +34,19 @@ def init_command(
     ],
     port: Annotated[int, typer.Option(help="The SuperLink's port.")] = 8000,
     days: Annotated[int, typer.Option(help="For how many days the certificates are valid.")] = 365,
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="A folder with silos' own public keys, NAME.pub and NAME.identity."),
+    ] = None,
 ) -> None:
     """Make a CA, the server's certificate, keys per silo, and a start script for each host.
 
     Then: server/ goes to the server's host, nodes/NAME/ to that silo's host and to no other, and
     ca/ca.key offline. On the server, run start-superlink.sh, then register-nodes.sh; at each
     silo, start-supernode.sh. Existing keys are never overwritten.
+
+    Later, for new certificates or other silos, make a new folder with --keys fed/server/nodes:
+    silos keep their keys.
 
     Example: dpfed deploy init fed --server fl.example.org --node north --node south
 
@@ -51,10 +58,11 @@ def init_command(
         node: one name per silo; its place is its partition-id.
         port: the SuperLink's port, from 1 to 65535.
         days: for how many days the certificates are valid, from 1 to 3650.
+        keys: public keys that silos have already; no private key is made in their place.
     """
     from dpfed.cli.deploy import deploy
 
-    written = deploy.init(folder, server_names=server, nodes=node, port=port, days=days)
+    written = deploy.init(folder, server_names=server, nodes=node, port=port, days=days, keys=keys)
     for path in written:
         typer.echo(path)
     typer.echo(f"next: read {folder / 'server/start-superlink.sh'}, then dpfed deploy check")
@@ -134,98 +142,3 @@ def try_command(
             there.wait()
         except KeyboardInterrupt:
             typer.echo("ended")
-
-
-Silo = Annotated[str, typer.Argument(help="The silo's name.")]
-
-
-def _say(folder: Path, lines: list[str]) -> None:
-    """What to do next; the folder is in order, or this says why not."""
-    from dpfed.cli.deploy import deploy
-
-    deploy.check(folder)
-    for line in lines:
-        typer.echo(line)
-
-
-@deploy_app.command("renew")
-def renew_command(
-    folder: Folder,
-    days: Annotated[int, typer.Option(help="For how many days they are valid.")] = 365,
-    new_ca: Annotated[
-        bool, typer.Option("--new-ca", help="A new key of the CA, too: where it was stolen.")
-    ] = False,
-) -> None:
-    """Renew the certificates of the CA and the server, and sign every roster again.
-
-    Silos keep their keys and stay registered. Between two trainings; it needs ca/ca.key.
-
-    Example: dpfed deploy renew fed
-
-    \f
-
-    Args:
-        folder: the deployment's folder.
-        days: for how many days the certificates are valid, from 1 to 3650.
-        new_ca: make a new key of the CA, too.
-    """
-    from dpfed.cli.deploy import renewal
-
-    _say(folder, renewal.renew(folder, days=days, new_ca=new_ca))
-
-
-@deploy_app.command("add-silo")
-def add_silo_command(folder: Folder, name: Silo) -> None:
-    """Add a silo: write its keys and start script, and sign every roster again.
-
-    It is the last client, so that all others keep their places. The next training has it.
-
-    Example: dpfed deploy add-silo fed west
-    """
-    from dpfed.cli.deploy import renewal
-
-    _say(folder, renewal.add_silo(folder, name))
-
-
-@deploy_app.command("remove-silo")
-def remove_silo_command(folder: Folder, name: Silo) -> None:
-    """Take a silo out of every roster; its files are moved to removed/.
-
-    Silos behind it move up by one place; their start scripts are changed, and it is said.
-
-    Example: dpfed deploy remove-silo fed west
-    """
-    from dpfed.cli.deploy import renewal
-
-    _say(folder, renewal.remove_silo(folder, name))
-
-
-@deploy_app.command("rotate-key")
-def rotate_key_command(
-    folder: Folder,
-    name: Silo,
-    node_pub: Annotated[
-        Path | None, typer.Option(help="The silo's own new node.pub; its private key stays there.")
-    ] = None,
-    identity_pub: Annotated[
-        str | None, typer.Option(help="Its own new identity's public key, in hexadecimal digits.")
-    ] = None,
-) -> None:
-    """Replace a silo's keys: the one the server knows, and the one the other silos know.
-
-    With --node-pub or --identity-pub the silo made them itself: no private key is made here.
-
-    Example: dpfed deploy rotate-key fed north
-
-    \f
-
-    Args:
-        folder: the deployment's folder.
-        name: the silo's.
-        node_pub: the file of the silo's own new public node key.
-        identity_pub: the silo's own new public identity key, 64 hexadecimal digits.
-    """
-    from dpfed.cli.deploy import renewal
-
-    said = renewal.rotate_key(folder, name, node_pub=node_pub, identity_pub=identity_pub)
-    _say(folder, said)

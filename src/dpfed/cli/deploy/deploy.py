@@ -12,6 +12,8 @@
     server/server.key             the server's host only: proves to the silos who the server is
     server/roster.json, .sig      public; the same roster as the silos have, to name a wrong key
     server/nodes/NAME.pub         public keys of the silos that may join
+    server/nodes/NAME.identity    public identity keys: with these two files another ``init`` knows
+                                  the silo, and makes no keys for it
     server/start-superlink.sh     the server's host
     server/register-nodes.sh      the server's host: tells the SuperLink who may join
     nodes/NAME/ca.crt             public; the silo refuses a server that this did not sign
@@ -35,6 +37,9 @@ start code on the silos. Let only ``/v1/fleet/`` through from outside; ``check``
 Edge cases:
 
     a key already exists               init refuses: new keys would lock out hosts with the old
+    a silo made its own keys           ``keys`` has their public halves; none is made here
+    a certificate has ended, a silo    ``init`` in a new folder, with the old one's server/nodes as
+    joins or leaves                    ``keys``: the silos keep theirs
     a node's private key is not here   check accepts it: after the hand-over it should be gone
     a silo's identity.key is not here  check accepts it, for the same reason
     the CA's private key is not here   check accepts it: it belongs offline
@@ -53,6 +58,7 @@ Edge cases:
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -89,6 +95,7 @@ def init(
     nodes: list[str],
     port: int = PORT,
     days: int = 365,
+    keys: Path | None = None,
 ) -> list[Path]:
     """Write keys, certificates and start scripts, and return what was written.
 
@@ -99,11 +106,14 @@ def init(
         nodes: one name per silo; its place in the list is its partition-id.
         port: the SuperLink's port, from 1 to 65535.
         days: for how many days the certificates are valid, from 1 to 3650.
+        keys: a folder with public keys that silos have already: NAME.pub for the server, and
+            NAME.identity for the other silos.
     """
     _check_names(server_names, nodes)
     check_range("--port", port, 1, 65535)
     check_range("--days", days, 1, 3650)
     _refuse_existing(folder)
+    node_keys, identities = _keys_in(keys, nodes)
     address = scripts.address(server_names[0], port)
     ca_key = certs.new_tls_key()
     certificates = _write_certificates(folder, server_names, ca_key, days)
@@ -111,10 +121,25 @@ def init(
     silos = [
         path
         for i, name in enumerate(nodes)
-        for path in write_node(folder, name, scripts.start_node(name, address, i, len(nodes)))
+        for path in _write_node(
+            folder, name, scripts.start_node(name, address, i, len(nodes)), node_keys.get(name)
+        )
     ]
-    identities = _write_identities(folder, nodes, ca_key)
-    return [*certificates, *server, *silos, *identities, _write_config(folder, address)]
+    rosters = _write_identities(folder, nodes, ca_key, identities)
+    return [*certificates, *server, *silos, *rosters, _write_config(folder, address)]
+
+
+def _keys_in(
+    folder: Path | None, nodes: list[str]
+) -> tuple[dict[str, ec.EllipticCurvePublicKey], dict[str, bytes]]:
+    """The public keys that silos have already, by name: for the server, and for other silos."""
+    if folder is None:
+        return {}, {}
+    files = {name: (folder / f"{name}.pub", folder / f"{name}.identity") for name in nodes}
+    return (
+        {name: certs.load_public(pub) for name, (pub, _) in files.items() if pub.exists()},
+        {name: certs.load_identity(own) for name, (_, own) in files.items() if own.exists()},
+    )
 
 
 def _check_names(server_names: list[str], nodes: list[str]) -> None:
@@ -122,12 +147,12 @@ def _check_names(server_names: list[str], nodes: list[str]) -> None:
         raise RecipeError("--server is missing; give the DNS name or IP address of the server")
     if not nodes:
         raise RecipeError("--node is missing; give one name per silo, e.g. hospital-a")
-    check_silos(nodes)
+    _check_silos(nodes)
     for name in server_names:
         certs.general_name(name)
 
 
-def check_silos(nodes: list[str]) -> None:
+def _check_silos(nodes: list[str]) -> None:
     """Refuse names that two silos share, or that are no plain words."""
     if len({name.lower() for name in nodes}) < len(nodes):
         raise refuse("--node", "a different name for each silo (case aside)", nodes, "rename one")
@@ -187,18 +212,18 @@ def _write_server_scripts(folder: Path, host: str, port: int) -> list[Path]:
     ]
 
 
-def write_node(folder: Path, name: str, script: bytes) -> list[Path]:
-    """A silo's keys for the server, its copy of the CA's certificate, and its start script.
-
-    Args:
-        folder: the deployment's folder.
-        name: the silo's.
-        script: the content of its start script.
-    """
-    key, home = certs.new_tls_key(), folder / "nodes" / name
-    public = certs.openssh_public(key.public_key(), name)
+def _write_node(
+    folder: Path, name: str, script: bytes, own: ec.EllipticCurvePublicKey | None
+) -> list[Path]:
+    """A silo's key for the server, unless it has its own, the CA's certificate and its script."""
+    home, written = folder / "nodes" / name, []
+    if own is None:
+        key = certs.new_tls_key()
+        own = key.public_key()
+        written = [_write(home / "node.key", certs.openssh(key), mode=0o600)]
+    public = certs.openssh_public(own, name)
     return [
-        _write(home / "node.key", certs.openssh(key), mode=0o600),
+        *written,
         _write(home / "node.pub", public),
         _write(home / "ca.crt", (folder / "ca/ca.crt").read_bytes()),
         _write(home / "start-supernode.sh", script, mode=0o700),
@@ -207,23 +232,23 @@ def write_node(folder: Path, name: str, script: bytes) -> list[Path]:
 
 
 def _write_identities(
-    folder: Path, nodes: list[str], ca_key: ec.EllipticCurvePrivateKey
+    folder: Path, nodes: list[str], ca_key: ec.EllipticCurvePrivateKey, own: Mapping[str, bytes]
 ) -> list[Path]:
-    keys = [certs.new_identity() for _ in nodes]
-    roster = identity.dump_roster(nodes, [key.public_key().public_bytes_raw() for key in keys])
+    made = {name: certs.new_identity() for name in nodes if name not in own}
+    public = {**own, **{name: key.public_key().public_bytes_raw() for name, key in made.items()}}
+    roster = identity.dump_roster(nodes, [public[name] for name in nodes])
     signature = certs.sign(ca_key, roster)
-    written = [
-        _write(folder / "server" / identity.ROSTER, roster),
-        _write(folder / "server" / identity.SIGNATURE, signature),
+    keys = [(folder / "nodes" / name, certs.pem(key)) for name, key in made.items()]
+    homes = [folder / "server", *(folder / "nodes" / name for name in nodes)]
+    return [
+        *(_write(home / identity.KEY, key, mode=0o600) for home, key in keys),
+        *(_write(home / identity.ROSTER, roster) for home in homes),
+        *(_write(home / identity.SIGNATURE, signature) for home in homes),
+        *(
+            _write(folder / "server/nodes" / f"{name}.identity", f"{public[name].hex()}\n".encode())
+            for name in nodes
+        ),
     ]
-    for name, key in zip(nodes, keys, strict=True):
-        home = folder / "nodes" / name
-        written += [
-            _write(home / identity.KEY, certs.pem(key), mode=0o600),
-            _write(home / identity.ROSTER, roster),
-            _write(home / identity.SIGNATURE, signature),
-        ]
-    return written
 
 
 def _write_config(folder: Path, address: str) -> Path:

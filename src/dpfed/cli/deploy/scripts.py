@@ -100,19 +100,6 @@ def partition_of(script: Path) -> tuple[int, int] | None:
     return (int(found[-1][0]), int(found[-1][1])) if found else None
 
 
-def with_partition(script: Path, partition: int, count: int) -> bytes:
-    """A silo's start script with another place and number of clients; all else as it is.
-
-    Args:
-        script: the file.
-        partition: which client the silo is, from 0 on.
-        count: how many clients there are.
-    """
-    return _PARTITION.sub(
-        f"partition-id={partition} num-partitions={count}", script.read_text(encoding="utf-8")
-    ).encode()
-
-
 def _flaw(script: Path, flags: tuple[str, ...]) -> str | None:
     words = {word.replace('"', "").replace("'", "") for x in _code(script) for word in x.split()}
     names = {word.split("=")[0] for word in words}
