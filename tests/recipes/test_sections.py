@@ -57,7 +57,7 @@ def plain(hint: Any) -> set[Any]:
             found |= {str(choice) for choice in each}
         elif origin is None and each in (str, int, float, bool, type(None)):
             found.add(each)
-        elif each is not msgspec.UnsetType and inspect.isclass(origin):
+        elif inspect.isclass(origin):
             table = issubclass(origin, dict | typing.Mapping)  # type: ignore[arg-type]
             found.add("table" if table else "list")
     return found

@@ -146,32 +146,6 @@ def test_a_package_whose_code_is_elsewhere_has_no_digest(
 
 # ------------------------------------------------------------------------------------- a contract
 
-BEFORE_CONTRACTS = """
-name = "sepsis-2026"
-rounds = 3
-method = "{method}"
-privacy = {{epsilon = 1.0}}
-terms = {{dataset = "sepsis", shape = [4], classes = 2, {more}sizes = [90, 80], dpfed = "0.2.0"}}
-"""
-FINGERPRINTS = {
-    ("dp-fedgd", ""): (
-        "d25070454f30afd90ffad5df3229948533bd704282770d7a68234ef1e2a0e917",
-        "c01d2a9b21c7d47f511f99982117a14304544c2f249145e26130e726fe50a2a1",
-    ),
-    ("dp-fedadam", "low = 0.0, high = 1.0, "): (
-        "aba007e0c7a0f2d602eb099c90b28d453873e6f2aec18535f2885f32aef0b50b",
-        "c01d2a9b21c7d47f511f99982117a14304544c2f249145e26130e726fe50a2a1",
-    ),
-}
-"""Of terms and their plan, as they were before terms could have a contract."""
-
-
-@pytest.mark.parametrize("case", FINGERPRINTS)
-def test_terms_without_a_contract_keep_their_fingerprints(case: tuple[str, str]) -> None:
-    method, more = case
-    found = read_terms(BEFORE_CONTRACTS.format(method=method, more=more))
-    assert (found.fingerprint, found.plan.fingerprint()) == FINGERPRINTS[case]
-
 
 def test_a_contract_is_in_both_fingerprints(tmp_path: Path) -> None:
     found = ward_terms(tmp_path)

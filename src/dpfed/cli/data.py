@@ -144,14 +144,12 @@ def _tables(
     source: str, given: dict[str, Any], contract: Path | None = None
 ) -> Iterator[tuple[str, DataRecipe, Path | None, Public | None]]:
     """Each table of data: its name in a policy, what it says, where its paths begin, its labels."""
-    import msgspec
-
     from dpfed.recipes.schema import DataRecipe, load_recipe, read_toml
     from dpfed.silo.policy import load_policy
 
     path = Path(source)
     if path.suffix != ".toml":
-        read_by = msgspec.UNSET if contract is None else str(contract.resolve())
+        read_by = None if contract is None else str(contract.resolve())
         yield "", DataRecipe(source=source, options=given, contract=read_by), None, None
     elif path.is_file() and "gate" in read_toml(path):
         for name, data in load_policy(path).data.items():

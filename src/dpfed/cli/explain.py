@@ -492,7 +492,7 @@ def _where(material: StatementMaterial) -> tuple[Path | None, str | None]:
     if material.ledger is not None:
         return material.ledger, None
     recipe = material.recipe
-    if recipe is None or isinstance(recipe.ledger, msgspec.UnsetType):
+    if recipe is None or recipe.ledger is None:
         return None, None
     named = recipe.ledger.path
     return ledger_path() if named is None else Path(named).expanduser(), recipe.ledger.dataset

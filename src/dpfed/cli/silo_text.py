@@ -16,8 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from dpfed._version import VERSION
 from dpfed.accounting.guarantee import GATED, round_up
 from dpfed.accounting.ledger.ledger import Forecast
@@ -118,7 +116,7 @@ def reads(data: DataPolicy, beside: str = "") -> dict[str, str]:
     if label is not None:
         words = ", ".join(f"{word} is {place}" for place, word in enumerate(label.words))
         lines.append(f"label {label.column}: {shown(words or f'a number of {label.range}', 400)}")
-    if not isinstance(mapping, msgspec.UnsetType):
+    if mapping is not None:
         lines += [f"by your mapping, {said}" for said in mapping.said(contract)]
     return {"reads": f"\n{'':10}- ".join(lines)}
 

@@ -53,6 +53,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dpfed.core.checks import refuse
+from dpfed.core.dsse import canonical_json
 from dpfed.core.errors import DataError, RecipeError
 from dpfed.core.log import shown
 from dpfed.data.cells import number, spelling, text
@@ -561,7 +562,7 @@ def _digest(contract: Contract) -> str:
     plain = _meant(contract) | {"missing_words": sorted(contract.absent)}
     plain["columns"] = [_meant(column) for column in contract.columns]
     plain["label"] = contract.label and _meant(contract.label)
-    made = msgspec.json.encode(plain, order="deterministic")
+    made = canonical_json(msgspec.to_builtins(plain))
     return hashlib.sha256(b"dpfed contract 1\n" + made).hexdigest()
 
 

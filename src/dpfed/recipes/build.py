@@ -243,8 +243,8 @@ def public_range(data: DataRecipe, features: int, spread: float | None = None) -
         features: how many features there are.
         spread: how far public records lie from the center, which stands in for the radius.
     """
-    if isinstance(data.low, msgspec.UnsetType) or isinstance(data.high, msgspec.UnsetType):
-        if data.radius is not None or isinstance(data.norm, msgspec.UnsetType):
+    if data.low is None or data.high is None:
+        if data.radius is not None or data.norm is None:
             return FeatureRange(0.0, spread if data.radius is None else data.radius)
         return FeatureRange(0.0, data.norm)
     low, high = (_for_each(name, getattr(data, name), features) for name in ("low", "high"))
@@ -337,7 +337,7 @@ def _declared(
 
 def named_metrics(judged: EvaluationRecipe) -> tuple[Metric, ...]:
     """The metrics that a recipe names; none are accuracy and loss as they have always been."""
-    if isinstance(judged.metrics, msgspec.UnsetType):
+    if judged.metrics is None:
         return ()
     if judged.kind is not EvaluationKind.FEDERATED:
         bound = f"left out for evaluation.kind {str(judged.kind)!r}, which does not use it"
@@ -469,7 +469,7 @@ def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[s
 
 def _is_open(privacy: PrivacyRecipe) -> bool:
     """Whether the population is open: there is no list of devices."""
-    return not isinstance(privacy.cohort, msgspec.UnsetType)
+    return privacy.cohort is not None
 
 
 def _slots(privacy: PrivacyRecipe, nominal: Sequence[float]) -> list[float]:
@@ -479,7 +479,7 @@ def _slots(privacy: PrivacyRecipe, nominal: Sequence[float]) -> list[float]:
         raise refuse(
             "nominal", "left out with privacy.cohort, as nobody is listed", given, "leave it out"
         )
-    if isinstance(privacy.cohort, msgspec.UnsetType) or not 1 <= privacy.cohort <= MAX_COHORT:
+    if privacy.cohort is None or not 1 <= privacy.cohort <= MAX_COHORT:
         raise refuse("privacy.cohort", f"from 1 to {MAX_COHORT:,}", privacy.cohort)
     return [1.0] * privacy.cohort
 

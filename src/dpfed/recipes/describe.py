@@ -141,7 +141,7 @@ def _classes(data: DataRecipe, classes: int | None) -> list[str | int] | None:
 
 
 def _input(data: DataRecipe, silos: Federation) -> Input:
-    if not isinstance(data.schema, msgspec.UnsetType):
+    if data.schema is not None:
         return SchemaInput(columns=data.schema)
     if silos.columns:
         return ColumnsInput(columns=list(silos.columns))
@@ -168,7 +168,7 @@ def _steps(data: DataRecipe, silos: Federation) -> Iterator[Step]:
     yield from _standardised(data)
     if decided_missing(data) is Missing.FILL:
         yield Fill(value=data.fill_missing or 0.0)
-    if not isinstance(data.norm, msgspec.UnsetType):
+    if data.norm is not None:
         yield SetNorm(norm=data.norm)
     if data.radius is not None:
         yield LimitNorm(norm=data.radius)
@@ -200,7 +200,7 @@ def _backbone(data: DataRecipe) -> Backbone:
         name=str(data.backbone),
         size=data.backbone_size,
         fit=data.backbone_fit,
-        project=0 if isinstance(project, msgspec.UnsetType) else project,
+        project=project or 0,
         weights=digest,
     )
 

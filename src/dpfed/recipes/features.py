@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from dpfed.data import datasets
 from dpfed.data.datasets import Dataset
 from dpfed.data.featurize import featurize
@@ -37,7 +35,7 @@ def extract_features(
         str(recipe.backbone),
         size=recipe.backbone_size,
         fit=recipe.backbone_fit,
-        project=0 if isinstance(project, msgspec.UnsetType) else project,
+        project=project or 0,
         weights=where,
         cache=cache,
         watch=watch,

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from dpfed.core.checks import refuse
@@ -72,9 +71,8 @@ def load_features(recipe: DataRecipe, root: Path | None, public: Public | None =
 def _read_by(recipe: DataRecipe) -> dict[str, Any]:
     """What tables are read by: a contract and the owner's mapping, or a schema."""
     if isinstance(recipe.contract, Contract):
-        mapped = not isinstance(recipe.mapping, msgspec.UnsetType)
-        return {"contract": recipe.contract, "mapping": recipe.mapping if mapped else None}
-    return {"schema": None if isinstance(recipe.schema, msgspec.UnsetType) else recipe.schema}
+        return {"contract": recipe.contract, "mapping": recipe.mapping}
+    return {"schema": recipe.schema}
 
 
 def split_and_clean(whole: Recipe, dataset: Dataset) -> Dataset:
@@ -104,13 +102,13 @@ def decided_missing(recipe: DataRecipe) -> Missing | None:
         )
     if recipe.fill_missing is not None:
         return Missing.FILL
-    return None if isinstance(recipe.missing, msgspec.UnsetType) else recipe.missing
+    return recipe.missing
 
 
 def _clean(recipe: DataRecipe, records: Records) -> Records:
     if decided_missing(recipe) is Missing.FILL:
         records = datasets.fill_missing(records, recipe.fill_missing or 0.0)
-    if not isinstance(recipe.norm, msgspec.UnsetType):
+    if recipe.norm is not None:
         records = datasets.set_norms(records, recipe.norm)
     return records if recipe.radius is None else datasets.scale_rows(records, recipe.radius)
 

@@ -212,7 +212,7 @@ def _training(session: Session, checkpoint: Checkpoint | None) -> str:
     name = session.recipe.name
     if checkpoint:
         return checkpoint.training(name)
-    entered = not isinstance(session.recipe.ledger, msgspec.UnsetType)
+    entered = session.recipe.ledger is not None
     return f"{name}-{secrets.token_hex(4)}" if entered else "run"
 
 
@@ -251,7 +251,7 @@ def _simulated(
 
 def _with_ledger(recipe: Recipe) -> Recipe:
     """The recipe with the ledger's path spelt out: a simulation's own folder is deleted."""
-    if isinstance(recipe.ledger, msgspec.UnsetType):
+    if recipe.ledger is None:
         return recipe
     where = ledger_path() if recipe.ledger.path is None else Path(recipe.ledger.path)
     ledger = msgspec.structs.replace(recipe.ledger, path=str(where.expanduser().resolve()))

@@ -83,13 +83,13 @@ class DataRecipe(_Section, frozen=True):
 
     source: str | list[str] = "synthetic"
     """A path, pattern, list of tables, or folder: see docs/data.md; in Python also (x, y)."""
-    missing: Missing | msgspec.UnsetType = msgspec.UNSET
+    missing: Missing | None = None
     """drop, or fill. Unset means drop, with a warning."""
-    schema: dict[str, list[int | float | str]] | msgspec.UnsetType = msgspec.UNSET
+    schema: dict[str, list[int | float | str]] | None = None
     """For tables: the public range [low, high] or the categories of each feature column."""
-    contract: str | Contract | msgspec.UnsetType = msgspec.UNSET
+    contract: str | Contract | None = None
     """For tables: what all silos read theirs by, in the place of schema and of columns' names."""
-    mapping: FileMapping | msgspec.UnsetType = msgspec.UNSET
+    mapping: FileMapping | None = None
     """How this owner's file says what the contract means: rename, factor, offset, words."""
     center: str | None = None
     """Public data whose mean is subtracted from all features."""
@@ -101,13 +101,13 @@ class DataRecipe(_Section, frozen=True):
     """Public constants to divide the features by afterwards, never computed from the data."""
     convolutions: int = 0
     """Number of random convolutions that turn a record [channels, time] into features."""
-    norm: float | msgspec.UnsetType = msgspec.UNSET
+    norm: float | None = None
     """If given, every feature row is scaled to this norm, shorter ones too."""
     radius: float | None = None
     """Scale longer feature rows to this norm."""
-    low: float | list[float] | msgspec.UnsetType = msgspec.UNSET
+    low: float | list[float] | None = None
     """The public lower end of each feature, or one for all; dp-fedauto starts in the middle."""
-    high: float | list[float] | msgspec.UnsetType = msgspec.UNSET
+    high: float | list[float] | None = None
     """The public upper end."""
     positive_above: float | None = None
     """Labels above this become class 1, others class 0."""
@@ -117,7 +117,7 @@ class DataRecipe(_Section, frozen=True):
     """Height and width that images get first."""
     backbone_fit: str = "pad"
     """How they get it: pad or resize."""
-    backbone_project: int | msgspec.UnsetType = msgspec.UNSET
+    backbone_project: int | None = None
     """Keep this many columns, along the leading directions of its own classifier. Unset: all."""
     backbone_weights: str | None = None
     """The file with its weights."""
@@ -149,12 +149,12 @@ class ModelRecipe(_Section, frozen=True):
     factory: str | None = None
     """For a network: package.module:name, a function that returns a torch module; or a module."""
     chunk: int = 64
-    """How many records' gradients a network holds in memory at once."""
+    """How many records' gradients a network holds in memory: up to the next multiple of 64."""
     sampler: str = "auto"
     """How a network's rows are made: see docs/models.md."""
     options: dict[str, Any] = {}
     """Options of the factory or library."""
-    loss: PlugIn | msgspec.UnsetType = msgspec.UNSET
+    loss: PlugIn | None = None
     """Unset means cross-entropy for classes, half the squared error for numbers."""
 
 
@@ -183,7 +183,7 @@ class PrivacyRecipe(_Section, frozen=True):
     """Delta; should be well below 1 / the number of units."""
     clip: float = 1.0
     """The maximum norm of a unit's row; longer rows are scaled down."""
-    adaptive: AdaptiveRecipe | msgspec.UnsetType = msgspec.UNSET
+    adaptive: AdaptiveRecipe | None = None
     """If present (even {}), adaptive clipping is on: see docs/methods.md."""
     std_over_clip: float | None = None
     """Noise per round over the clip, instead of epsilon."""
@@ -205,11 +205,11 @@ class PrivacyRecipe(_Section, frozen=True):
     """The probability with which each unit is drawn for each release (Poisson)."""
     client_rate: float = 1.0
     """The probability with which each client is drawn in each round (Poisson)."""
-    participation: Participation | msgspec.UnsetType = msgspec.UNSET
+    participation: Participation | None = None
     """A client takes part at_most times, min_separation rounds apart: docs/scale.md."""
-    cohort: int | msgspec.UnsetType = msgspec.UNSET
+    cohort: int | None = None
     """An open population: this many devices are asked in a round, whoever is there."""
-    spare_attempts: int | msgspec.UnsetType = msgspec.UNSET
+    spare_attempts: int | None = None
     """Extra attempts that the noise is sized for. Without any, a failed attempt costs a round."""
     options: dict[str, Any] = {}
     """Options of the mechanism."""
@@ -248,7 +248,7 @@ class EvaluationRecipe(_Section, frozen=True):
     """federated: the metrics channel's share of mu^2."""
     loss_bound: float = 5.0
     """federated: the maximum that a record's loss counts for."""
-    metrics: list[str | PlugIn] | msgspec.UnsetType = msgspec.UNSET
+    metrics: list[str | PlugIn] | None = None
     """federated: names, or tables with options; unset means accuracy and loss."""
     holdout: float = 0.2
     """exact: the part of each client's records that is held out."""
@@ -292,7 +292,7 @@ class Recipe(_Section, frozen=True):
     """The server's optimizers, one after the other."""
     evaluation: EvaluationRecipe = EvaluationRecipe()
     """How accuracy is known."""
-    ledger: LedgerRecipe | msgspec.UnsetType = msgspec.UNSET
+    ledger: LedgerRecipe | None = None
     """The data's budget, and where costs are recorded."""
 
 
@@ -650,8 +650,8 @@ def with_contract(recipe: DataRecipe, root: Path | None) -> DataRecipe:
         recipe: the recipe's table ``data``.
         root: where a relative path is looked up, after the working directory.
     """
-    if isinstance(recipe.contract, msgspec.UnsetType):
-        if not isinstance(recipe.mapping, msgspec.UnsetType):
+    if recipe.contract is None:
+        if recipe.mapping is not None:
             raise RecipeError(
                 "data.mapping needs a contract to map to, and has none; name data.contract"
             )

@@ -98,24 +98,24 @@ class Data(TypedDict, total=False):
     """
 
     source: str | Sequence[str] | DataObject
-    missing: Missing | Literal["drop", "fill"]
-    schema: Mapping[str, Sequence[int | float | str]]
-    contract: str | Mapping[str, Any]
-    mapping: Mapping[str, Any]
+    missing: Missing | Literal["drop", "fill"] | None
+    schema: Mapping[str, Sequence[int | float | str]] | None
+    contract: str | Mapping[str, Any] | None
+    mapping: Mapping[str, Any] | None
     center: str | None
     fill_missing: float | None
     shift: float | Sequence[float]
     scale: float | Sequence[float]
     convolutions: int
-    norm: float
+    norm: float | None
     radius: float | None
-    low: float | Sequence[float]
-    high: float | Sequence[float]
+    low: float | Sequence[float] | None
+    high: float | Sequence[float] | None
     positive_above: float | None
     backbone: str | None
     backbone_size: int
     backbone_fit: str
-    backbone_project: int
+    backbone_project: int | None
     backbone_weights: str | None
     backbone_cache: str | None
     holdout: float
@@ -148,7 +148,7 @@ class Model(TypedDict, total=False):
     chunk: int
     sampler: str
     options: Mapping[str, Any]
-    loss: PlugIn
+    loss: PlugIn | None
 
 
 class AdaptiveClip(TypedDict, total=False):
@@ -220,7 +220,7 @@ class Privacy(TypedDict, total=False):
     epsilon: float | None
     delta: float
     clip: float
-    adaptive: AdaptiveClip | Mapping[str, Any]
+    adaptive: AdaptiveClip | Mapping[str, Any] | None
     std_over_clip: float | None
     unit: Unit | Literal["record", "group", "client"]
     adjacency: Adjacency | Literal["replace-one", "add-remove", "zero-out"]
@@ -231,9 +231,9 @@ class Privacy(TypedDict, total=False):
     nominal: float | None
     record_rate: float
     client_rate: float
-    participation: Participation | Mapping[str, Any]
-    cohort: int
-    spare_attempts: int
+    participation: Participation | Mapping[str, Any] | None
+    cohort: int | None
+    spare_attempts: int | None
     options: Mapping[str, Any]
 
 
@@ -256,7 +256,7 @@ class Evaluation(TypedDict, total=False):
     every: int
     share: float
     loss_bound: float
-    metrics: Sequence[MetricPlugIn]
+    metrics: Sequence[MetricPlugIn] | None
     holdout: float
 
 
@@ -309,7 +309,7 @@ class Sections(TypedDict, total=False):
     sum: PlugIn
     server: str | ServerOptimizer | Callable[..., ServerOptimizer] | Sequence[ServerPlugIn]
     evaluation: Evaluation | Mapping[str, Any]
-    ledger: Ledger | Mapping[str, Any]
+    ledger: Ledger | Mapping[str, Any] | None
 
 
 class PlanSections(Sections, total=False):

@@ -100,7 +100,7 @@ class Session:
     def account(self, *, environment: bool = False) -> Account | None:
         """Where releases are entered; with ``environment``, a node's owner overrides the recipe."""
         section = self.recipe.ledger
-        if isinstance(section, msgspec.UnsetType):
+        if section is None:
             return open_account(None, environment=environment)
         return open_account(
             section.dataset,

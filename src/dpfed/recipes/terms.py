@@ -55,7 +55,9 @@ import msgspec
 
 from dpfed._version import VERSION
 from dpfed.core.checks import refuse
+from dpfed.core.dsse import canonical_json
 from dpfed.core.errors import RecipeError
+from dpfed.core.files import jsonable
 from dpfed.core.log import shown
 from dpfed.core.randomness import public_seed
 from dpfed.core.registry import installed_only, is_code
@@ -104,17 +106,17 @@ class Pins(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     """The digest of the roster, under distributed trust."""
     packages: dict[str, str] = {}
     """Digests of the packages that a model comes from."""
-    low: float | list[float] | msgspec.UnsetType = msgspec.UNSET
+    low: float | list[float] | None = None
     """The public lower end of each feature, or one for all."""
-    high: float | list[float] | msgspec.UnsetType = msgspec.UNSET
+    high: float | list[float] | None = None
     """The public upper end."""
-    layout: list[tuple[str, list[int]]] | msgspec.UnsetType = msgspec.UNSET
+    layout: list[tuple[str, list[int]]] | None = None
     """Of a model that is loaded: the names and shapes of its parameters, in their order."""
-    model: str | msgspec.UnsetType = msgspec.UNSET
+    model: str | None = None
     """The digest of a pretrained model's folder."""
-    contract: Contract | msgspec.UnsetType = msgspec.UNSET
+    contract: Contract | None = None
     """What every silo reads its table by."""
-    blocks: dict[str, list[float]] | msgspec.UnsetType = msgspec.UNSET
+    blocks: dict[str, list[float]] | None = None
     """The blocks of arriving data that are used, each with every silo's public number of units."""
 
 
@@ -152,7 +154,7 @@ class Terms:
     def fingerprint(self) -> str:
         """A digest of all that the terms say."""
         whole = {"recipe": self.recipe, "terms": self.pins}
-        return hashlib.sha256(msgspec.json.encode(whole, order="deterministic")).hexdigest()
+        return hashlib.sha256(canonical_json(jsonable(msgspec.to_builtins(whole)))).hexdigest()
 
     @cached_property
     def model(self) -> Any:
@@ -182,7 +184,7 @@ class Terms:
     @property
     def _pinned(self) -> Layout | None:
         """The parameters that the terms list, in their order."""
-        if isinstance(self.pins.layout, msgspec.UnsetType):
+        if self.pins.layout is None:
             return None
         return Layout({name: tuple(shape) for name, shape in self.pins.layout})
 
@@ -307,11 +309,7 @@ def _check(terms: Terms) -> None:
 
 def _refuse_code(recipe: Recipe) -> None:
     """Refuse ``module:function`` in the place of a plug-in: a server would choose what is run."""
-    metrics = (
-        []
-        if isinstance(recipe.evaluation.metrics, msgspec.UnsetType)
-        else recipe.evaluation.metrics
-    )
+    metrics = recipe.evaluation.metrics or []
     tables = [recipe.client, recipe.sum, *recipe.server, *metrics]
     named = [each.get("name") if isinstance(each, dict) else each for each in tables]
     for name in (*named, recipe.privacy.mechanism):
@@ -323,7 +321,7 @@ def _refuse_code(recipe: Recipe) -> None:
 def _check_ranges(pins: Pins) -> None:
     """Both or none, each for all features or one by one; nothing as long as ``shape`` is made."""
     given = {name: getattr(pins, name) for name in ("low", "high")}
-    given = {name: value for name, value in given.items() if value is not msgspec.UNSET}
+    given = {name: value for name, value in given.items() if value is not None}
     if len(given) == 1:
         raise refuse("terms.low and terms.high", "both given or both left out", *given)
     for name, value in given.items():
@@ -335,7 +333,7 @@ def _check_ranges(pins: Pins) -> None:
 
 def _check_blocks(pins: Pins) -> None:
     """Sizes are those of the blocks together, so that divisors follow from what was declared."""
-    if isinstance(pins.blocks, msgspec.UnsetType):
+    if pins.blocks is None:
         return
     if not 1 <= len(pins.blocks) <= MOST_BLOCKS or not all(map(_BLOCK.fullmatch, pins.blocks)):
         bound = f"1 to {MOST_BLOCKS} names such as 2026-03"
@@ -351,7 +349,7 @@ def _check_blocks(pins: Pins) -> None:
 def _check_contract(pins: Pins) -> None:
     """It says the shape and the classes, and nothing of anybody's records."""
     contract = pins.contract
-    if isinstance(contract, msgspec.UnsetType):
+    if contract is None:
         return
     if contract.drafted:
         raise refuse(
@@ -371,11 +369,11 @@ def _check_contract(pins: Pins) -> None:
 
 def _check_layout(pins: Pins, model: str, loaded: bool) -> None:
     """Names and shapes of something that can be a model: nothing is made of them yet."""
-    if pins.layout is not msgspec.UNSET and not loaded:
+    if pins.layout is not None and not loaded:
         raise refuse("terms.layout", "left out for a model of dpfed's own", model)
-    given = [] if isinstance(pins.layout, msgspec.UnsetType) else pins.layout
+    given = pins.layout or []
     names = [name for name, _ in given]
-    named = pins.layout is msgspec.UNSET or bool(names)
+    named = pins.layout is None or bool(names)
     if not named or len(set(names)) < len(names) or not all(map(_PARAMETER.fullmatch, names)):
         raise refuse("terms.layout", "parameters of different names, up to 256 letters", names[:3])
     for name, shape in given:
@@ -430,7 +428,7 @@ def check_numbers(terms: Terms) -> None:
         for name in key.split("."):
             value = getattr(value, name, None)
         for each in value if isinstance(value, list) else [value]:
-            if each is not None and each is not msgspec.UNSET and not least <= each <= most:
+            if each is not None and not least <= each <= most:
                 raise refuse(f"{key} in terms", f"from {least:g} to {most:g}", each, "change it")
     for value in _leaves([terms.pins.low, terms.pins.high]):
         _check_option("terms.low and terms.high", value, MOST_OPTION)

@@ -54,6 +54,7 @@ from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.blocks import BEFORE
 from dpfed.accounting.ledger.conversions import LedgerKey, Server
 from dpfed.core.checks import refuse
+from dpfed.core.dsse import canonical_json
 from dpfed.core.errors import RecipeError, UnsoundPlan
 from dpfed.core.registry import names, own_names
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
@@ -235,12 +236,11 @@ class DataPolicy(_Table, frozen=True):
 
         It depends on no record.
         """
-        if not isinstance(self.load.contract, Contract):
+        load = self.load
+        if not isinstance(load.contract, Contract):
             return ""
-        own = self.load.mapping
-        mapped = None if isinstance(own, msgspec.UnsetType) else own
-        read = [self.load.source, self.load.contract.digest, mapped, self.load.options]
-        made = msgspec.json.encode(read, order="deterministic")
+        read = [load.source, load.contract.digest, load.mapping, load.options]
+        made = canonical_json(msgspec.to_builtins(read))
         return hashlib.sha256(b"dpfed reading 1\n" + made).hexdigest()
 
     @property
@@ -386,7 +386,7 @@ def _check_contract(name: str, data: DataPolicy) -> None:
         bound = f"[{contract.width}] and {contract.classes}, as data.{name}.load.contract has them"
         got = (data.shape, data.classes)
         raise refuse(f"data.{name}.shape and classes", bound, got, "correct them")
-    if not isinstance(data.load.mapping, msgspec.UnsetType):
+    if data.load.mapping is not None:
         data.load.mapping.check(contract)
 
 
@@ -469,7 +469,7 @@ def permit(policy: Policy, terms: Terms, today: dt.date) -> DataPolicy:
 def _permit_size(data: DataPolicy, terms: Terms) -> float:
     """What the training costs, if its model is not too large, and its noise is found in time."""
     pinned = terms.pins.layout
-    if not isinstance(pinned, msgspec.UnsetType):  # before anything is computed for it
+    if pinned is not None:  # before anything is computed for it
         _permit_numbers(data, sum(math.prod(shape) for _, shape in pinned))
     if not terms.described:
         raise _violation(
@@ -560,10 +560,10 @@ def _permit_contract(data: DataPolicy, terms: Terms) -> None:
 def _permit_blocks(data: DataPolicy, terms: Terms, today: dt.date) -> None:
     """Terms name blocks if the data has any: by names that it can have, with the owner's sizes."""
     rule, asked = data.block_rule, terms.pins.blocks
-    if rule is None or isinstance(asked, msgspec.UnsetType):
-        if rule is not None or asked is not msgspec.UNSET:
+    if rule is None or asked is None:
+        if rule is not None or asked is not None:
             held = "blocks" if rule else "no blocks"
-            got = "none" if asked is msgspec.UNSET else "some"
+            got = "none" if asked is None else "some"
             raise _violation("blocks", f"{held} for this data", got)
         return
     sizes = data.blocks.sizes if data.blocks else {}
@@ -675,7 +675,7 @@ def _permit_mechanisms(data: DataPolicy, terms: Terms) -> None:
 def _permit_metrics(recipe: Recipe) -> None:
     """Rows are made of the owner's records by code: by dpfed's own, not another package's."""
     given = recipe.evaluation.metrics
-    for each in [] if isinstance(given, msgspec.UnsetType) else given:
+    for each in given or []:
         name = each if isinstance(each, str) else each.get("name")
         if name not in own_names("metrics"):
             raise _violation("evaluation.metrics", f"some of {list(own_names('metrics'))}", name)
