@@ -18,10 +18,11 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfed.cli.main import app
+from dpfed.core.database import Tables
 from dpfed.core.errors import DataError, UnsoundPlan
 from dpfed.recipes.terms import read_terms
 from dpfed.silo import approvals as module
-from dpfed.silo.approvals import CLOCK, FILE, REVOCATIONS, Approvals
+from dpfed.silo.approvals import CLOCK, EVENTS, FILE, LEDGER_FILE, REVOCATIONS, Approvals
 from tests.helpers.handlers import _own_environment, approved, enrolment, handler, order, said  # noqa: F401
 from tests.silo.gates import Silo, terms_for
 
@@ -126,14 +127,14 @@ def test_a_crash_between_the_two_files_leaves_it_revoked(
 ) -> None:
     found, text = agreed(tmp_path)
     found.revoke("gated")
-    real = Approvals._open
+    real = Tables.change
 
-    def fails(self: Approvals, name: str, **options: Any) -> Any:
-        if name == REVOCATIONS:
+    def fails(self: Tables) -> Any:
+        if self.path.name == REVOCATIONS:
             raise KeyboardInterrupt
-        return real(self, name, **options)
+        return real(self)
 
-    monkeypatch.setattr(Approvals, "_open", fails)
+    monkeypatch.setattr(Tables, "change", fails)
     with pytest.raises(KeyboardInterrupt):
         found.approve(read_terms(text), text, days=1, by="root")
     monkeypatch.undo()
@@ -144,7 +145,7 @@ def test_a_crash_between_the_two_files_leaves_it_revoked(
 def test_revocations_are_on_the_disk_and_counts_are_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What SQLite was told, file by file: EXTRA for each revocation, OFF for counts alone."""
+    """What SQLite was told, file by file: EXTRA for each decision, OFF for counts alone."""
     told: list[tuple[str, int]] = []
     real = sqlite3.connect
 
@@ -161,10 +162,10 @@ def test_revocations_are_on_the_disk_and_counts_are_elsewhere(
     found, _ = agreed(tmp_path)
     found.revoke("gated")
     found.note("refused", "gated", "x")
-    off, full, extra = 0, 2, 3
-    assert {mode for name, mode in told if name == REVOCATIONS} == {extra}
-    assert {mode for name, mode in told if name == CLOCK} == {full}
-    assert {mode for name, mode in told if name == FILE} == {off, full}
+    off, extra = 0, 3
+    for decision in (FILE, REVOCATIONS, CLOCK, LEDGER_FILE):
+        assert {mode for name, mode in told if name == decision} == {extra}
+    assert {mode for name, mode in told if name == EVENTS} == {off}
 
 
 @pytest.mark.parametrize("name", [FILE, REVOCATIONS, CLOCK])

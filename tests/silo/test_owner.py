@@ -77,6 +77,6 @@ def test_a_status_says_which_trainings_of_another_version_are_refused(
     silo.approve(terms_for(tmp_path, 3))
     owner = Owner(load_policy(silo.policy))
     assert "REFUSED" not in state_of(owner)
-    monkeypatch.setattr(silo_text, "VERSION", "9.9.9")
+    monkeypatch.setattr(silo_text, "VERSION", "77.0")
     (line,) = [line for line in state_of(owner).splitlines() if ": approved" in line]
-    assert f"REFUSED: its terms are of dpfed {VERSION}" in line
+    assert f"REFUSED: its terms are of dpfed {VERSION}, and this is 77.0" in line

@@ -259,9 +259,7 @@ def ledger() -> Iterator[Line]:
     from dpfed.accounting.ledger.ledger import Ledger
 
     try:
-        opened = Ledger(path, create=False)
-        wrong = opened.verify()
-        opened.close()
+        wrong = Ledger(path, create=False).verify()
     except DpfedError as error:
         wrong = [str(error)]
     if wrong:

@@ -32,10 +32,8 @@ import datetime as dt
 import grp
 import os
 import pwd
-import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,12 +42,13 @@ from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.data import contract_findings
 from dpfed.cli.nvflare_site import check_site, running_sites
+from dpfed.core.database import Tables
 from dpfed.core.errors import DataError
 from dpfed.core.types import Trust
 from dpfed.data.contract import Contract
 from dpfed.data.places import find_files
 from dpfed.silo import gate_command
-from dpfed.silo.approvals import CLOCK, FILE, LEDGER_FILE, SOURCES
+from dpfed.silo.approvals import CLOCK, FILE, LEDGER_FILE, Approvals
 from dpfed.silo.gate import refuse_open_folder
 from dpfed.silo.policy import Policy, load_policy
 from dpfed.silo.sources import check_accounts
@@ -303,39 +302,14 @@ def _check_contracts(site: _Site) -> Iterator[str]:
 def _check_accounts(site: _Site) -> Iterator[str]:
     """Each file has one account with one budget; nothing is written."""
     ledger = site.state / LEDGER_FILE
-    with _acting_as(site.gate):  # SQLite may write files beside it, which must be the gate's
-        names = Ledger(ledger, create=False).balance() if ledger.exists() else None
-    counted = dict(_looked_up(site.state / SOURCES, "SELECT path, dataset FROM sources"))
+    names = Ledger(ledger, create=False).balance() if ledger.exists() else None
+    counted = Approvals(site.state).sources()
 
     def account(name: str) -> str:
         return name if names is None else names.resolve(LedgerKey(name)).dataset
 
     check_accounts(site.policy, account, counted)
     yield "accounts: no file is in two of them, and each has one budget"
-
-
-@contextmanager
-def _acting_as(user: pwd.struct_passwd) -> Iterator[None]:
-    """As the gate's user, if this is root."""
-    if os.geteuid() != 0:
-        yield
-        return
-    group = os.getegid()
-    os.setegid(user.pw_gid)
-    os.seteuid(user.pw_uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(group)
-
-
-def _looked_up(path: Path, query: str) -> list[tuple[str, str]]:
-    """The rows of one of the gate's files; none if it does not exist yet."""
-    if not path.exists():
-        return []
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
-        return file.execute(query).fetchall()
 
 
 def _private(what: str, path: Path, site: _Site) -> str:
@@ -474,11 +448,11 @@ def _check_clock(site: _Site) -> Iterator[str]:
     made = dt.datetime.fromtimestamp(Path(dpfed.__file__).stat().st_mtime, dt.UTC)
     _refuse_past(now, made, "dpfed was installed")
     events = {
-        "a training was approved": (FILE, "SELECT max(at), '' FROM approvals"),
-        "the gate answered": (CLOCK, "SELECT at, '' FROM clock"),
+        "a training was approved": (FILE, "SELECT max(at) FROM approvals"),
+        "the gate answered": (CLOCK, "SELECT at FROM clock"),
     }
     for what, (file, query) in events.items():
-        for last, _ in _looked_up(site.state / file, query):
+        for (last,) in Tables(site.state / file).rows(query):
             if last:
                 _refuse_past(now, dt.datetime.fromisoformat(last), what)
     yield f"the clock says {now:%Y-%m-%d %H:%M} UTC: after the installation and all approvals"

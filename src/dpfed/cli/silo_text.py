@@ -274,7 +274,6 @@ def _enforced_instead(handler: Owner, dataset: str) -> str:
     """Which budget the running gate enforces, if the policy has changed since it began."""
     data, ledger = handler.policy.data[dataset], handler.ledger()
     declared, key = ledger.budget_of(dataset), ledger.balance().resolve(data.key(dataset))
-    ledger.close()
     if declared is None or declared == (key, data.budget):
         return ""
     of = declared.key

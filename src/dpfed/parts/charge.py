@@ -119,12 +119,9 @@ def charged_tree(
     if part is not None:
         request = replace(request, parts={_CHANNEL: part}, whole=tree)
     opened = Ledger(None if ledger is None else Path(ledger))
-    try:
-        rows = opened.begin(request)
-        yield epsilon
-        opened.confirm(rows)
-    finally:
-        opened.close()
+    rows = opened.begin(request)
+    yield epsilon
+    opened.confirm(rows)
 
 
 def _request(tree: Json, key: LedgerKey, name: str) -> Request:

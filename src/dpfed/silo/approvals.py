@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an owner has approved and revoked, and what was asked and refused: the gate's user's files.
 
-    approvals.sqlite     approvals, what they cost, counts of events (without fsync); how which data
-                         is read, as the officer has accepted it
+    approvals.sqlite     approvals, what they cost; how which data is read, as the officer has
+                         accepted it
+    events.sqlite        counts of events, written without waiting for the disk; nothing is decided
+                         by them
     sources.sqlite       which file, by path and by inode, was counted in whose account
-    revocations.sqlite   names that the owner has revoked, and nothing else; each write is on the
-                         disk (synchronous=EXTRA) before the command ends
+    revocations.sqlite   names that the owner has revoked, and nothing else
     clock.sqlite         the largest time that was ever seen here
     ledger.sqlite        of each approval and revocation one row, in the ledger's own chain
 
@@ -36,21 +37,20 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dpfed.accounting.ledger.ledger import Ledger
-from dpfed.core.errors import DataError, UnsoundPlan
+from dpfed.core.database import Tables
+from dpfed.core.errors import UnsoundPlan
 from dpfed.core.log import shown
 
 if TYPE_CHECKING:
     from dpfed.recipes.terms import Terms
 
 FILE, REVOCATIONS, CLOCK = "approvals.sqlite", "revocations.sqlite", "clock.sqlite"
-SOURCES, LEDGER_FILE = "sources.sqlite", "ledger.sqlite"
+SOURCES, EVENTS, LEDGER_FILE = "sources.sqlite", "events.sqlite", "ledger.sqlite"
 ZERO_ROWS = "zero rows"
 """The kind of event that counts replies which were made without the data: it depends on records."""
 CONFLICT = "rolled back"
@@ -58,24 +58,20 @@ CONFLICT = "rolled back"
 DECLARED = "declared lost"
 """The kind of event that says that the owner has declared what was lost."""
 _APPROVED, _REVOKED_HERE = "approved", "revoked"
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS approvals (name TEXT PRIMARY KEY, fingerprint TEXT, terms TEXT, at TEXT,
-    until TEXT, revoked TEXT DEFAULT '', by TEXT);
-CREATE TABLE IF NOT EXISTS events (day TEXT, kind TEXT, training TEXT, count INTEGER, last TEXT,
-    said TEXT, PRIMARY KEY (day, kind, training));
-CREATE TABLE IF NOT EXISTS prices (name TEXT PRIMARY KEY, dataset TEXT, measure TEXT, epsilon REAL);
-CREATE TABLE IF NOT EXISTS readings (reading TEXT PRIMARY KEY, at TEXT, by TEXT, columns TEXT);
-"""
-_COUNTED = "CREATE TABLE IF NOT EXISTS sources (path TEXT PRIMARY KEY, dataset TEXT);"
-_REVOKED = "CREATE TABLE IF NOT EXISTS revocations (name TEXT PRIMARY KEY, at TEXT);"
-_LARGEST = "CREATE TABLE IF NOT EXISTS clock (id INTEGER PRIMARY KEY CHECK (id = 1), at TEXT);"
-_SCHEMAS = {FILE: _SCHEMA, REVOCATIONS: _REVOKED, CLOCK: _LARGEST, SOURCES: _COUNTED}
-_SYNCHRONOUS = {
-    FILE: "FULL",
-    REVOCATIONS: "EXTRA",
-    CLOCK: "FULL",
-    SOURCES: "EXTRA",
-    LEDGER_FILE: "FULL",
+_SCHEMAS = {
+    FILE: (
+        "CREATE TABLE approvals (name TEXT PRIMARY KEY, fingerprint TEXT, terms TEXT, at TEXT,"
+        " until TEXT, revoked TEXT DEFAULT '', by TEXT)",
+        "CREATE TABLE prices (name TEXT PRIMARY KEY, dataset TEXT, measure TEXT, epsilon REAL)",
+        "CREATE TABLE readings (reading TEXT PRIMARY KEY, at TEXT, by TEXT, columns TEXT)",
+    ),
+    EVENTS: (
+        "CREATE TABLE events (day TEXT, kind TEXT, training TEXT, count INTEGER, last TEXT,"
+        " said TEXT, PRIMARY KEY (day, kind, training))",
+    ),
+    REVOCATIONS: ("CREATE TABLE revocations (name TEXT PRIMARY KEY, at TEXT)",),
+    CLOCK: ("CREATE TABLE clock (id INTEGER PRIMARY KEY CHECK (id = 1), at TEXT)",),
+    SOURCES: ("CREATE TABLE sources (path TEXT PRIMARY KEY, dataset TEXT)",),
 }
 
 
@@ -127,38 +123,24 @@ class Event(NamedTuple):
 
 
 class Approvals:
-    """The files of one silo. Each call opens them anew, so that owner and gate see the same."""
+    """The files of one silo, which owner and gate use at the same time; reading makes none."""
 
     def __init__(self, state: Path) -> None:
-        self._state = state
-        for name, schema in _SCHEMAS.items():
-            with self._open(name) as file:
-                file.executescript(schema)
-            (state / name).chmod(0o600)
-
-    @contextmanager
-    def _open(self, name: str, *, count: bool = False) -> Iterator[sqlite3.Connection]:
-        """One transaction on a file; ``count`` writes without waiting for the disk."""
-        path = self._state / name
-        try:
-            with closing(sqlite3.connect(path, timeout=30.0)) as file, file:
-                file.execute(f"PRAGMA synchronous={'OFF' if count else _SYNCHRONOUS[name]}")
-                yield file
-        except sqlite3.DatabaseError as error:
-            raise DataError(
-                f"{path} cannot be used ({error}), so nothing is answered; put back its last copy"
-            ) from error
+        self._files = {
+            name: Tables(state / name, schema, durable=name != EVENTS)
+            for name, schema in _SCHEMAS.items()
+        }
+        self._chain = Tables(state / LEDGER_FILE)
 
     # -------------------------------------------------------------------------- files, and time
 
     def sources(self) -> dict[str, str]:
         """Path, or device and inode, of a file -> the data set as which it was counted."""
-        with self._open(SOURCES) as file:
-            return dict(file.execute("SELECT path, dataset FROM sources").fetchall())
+        return dict(self._files[SOURCES].rows("SELECT path, dataset FROM sources"))
 
     def count_sources(self, accounts: Mapping[str, str]) -> None:
         """Remember by path, device and inode which account its records are counted in."""
-        with self._open(SOURCES) as file:
+        with self._files[SOURCES].change() as file:
             file.executemany("INSERT OR REPLACE INTO sources VALUES (?, ?)", accounts.items())
 
     def now(self) -> dt.datetime:
@@ -166,7 +148,7 @@ class Approvals:
         clock, largest = clock_time(), self.largest()
         if largest is not None and clock <= largest:
             return largest
-        with self._open(CLOCK) as file:
+        with self._files[CLOCK].change() as file:
             file.execute(
                 "INSERT INTO clock VALUES (1, ?) ON CONFLICT (id) DO UPDATE SET at = excluded.at "
                 "WHERE at < excluded.at",
@@ -176,21 +158,18 @@ class Approvals:
 
     def largest(self) -> dt.datetime | None:
         """The largest time that was ever seen here; None in a new folder."""
-        with self._open(CLOCK) as file:
-            row = file.execute("SELECT at FROM clock").fetchone()
-        return self._latest() if row is None else dt.datetime.fromisoformat(row[0])
+        for (at,) in self._files[CLOCK].rows("SELECT at FROM clock"):
+            return dt.datetime.fromisoformat(at)
+        return self._latest()
 
     def _latest(self) -> dt.datetime | None:
         """The largest time in the other files, if the clock's own file was lost."""
-        with self._open(FILE) as file:
-            times = [file.execute("SELECT max(at) FROM approvals").fetchone()[0]]
+        times = [at for (at,) in self._files[FILE].rows("SELECT max(at) FROM approvals")]
         times += self.revoked().values()
         found = [dt.datetime.fromisoformat(each) for each in times if each]
-        if (self._state / LEDGER_FILE).exists():
-            with self._open(LEDGER_FILE) as file:
-                query = "SELECT max(json_extract(body, '$.time')) FROM rows"
-                last = file.execute(query).fetchone()[0]
-            found += [dt.datetime.fromtimestamp(int(last), dt.UTC)] if last else []
+        query = "SELECT max(json_extract(body, '$.time')) FROM rows"
+        rows = self._chain.rows(query)
+        found += [dt.datetime.fromtimestamp(int(last), dt.UTC) for (last,) in rows if last]
         return max(found, default=None)
 
     def reset_clock(self, by: str) -> list[str]:
@@ -208,7 +187,7 @@ class Approvals:
             for each in self.all()
             if (each.state(before), each.state(clock)) == ("expired", "approved")
         ]
-        with self._open(CLOCK) as file:
+        with self._files[CLOCK].change() as file:
             file.execute("DELETE FROM clock")
             file.execute("INSERT INTO clock VALUES (1, ?)", (clock.isoformat(),))
         self.note("clock", "", f"set back by {by}, from {before.isoformat()}")
@@ -236,7 +215,7 @@ class Approvals:
             revoked="",
             by=by,
         )
-        with self._open(FILE) as file:
+        with self._files[FILE].change() as file:
             entered = file.execute(  # in one step: gate and owner may both write
                 "INSERT INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
                 "SET at = excluded.at, until = excluded.until, revoked = '', by = excluded.by "
@@ -247,7 +226,7 @@ class Approvals:
             raise UnsoundPlan(
                 f"training {terms.name!r} was approved under other terms; give it another name"
             )
-        with self._open(REVOCATIONS) as file:  # last: a crash before it leaves it revoked
+        with self._files[REVOCATIONS].change() as file:  # last: a crash before it leaves it revoked
             file.execute("DELETE FROM revocations WHERE name = ?", (terms.name,))
         self._enter(terms.name, _APPROVED)  # last, too: until then an older word counts
         self.note("approved", terms.name, f"by {by}, until {until[:10]}")
@@ -262,7 +241,7 @@ class Approvals:
             columns: those that they named.
         """
         row = (reading, self.now().isoformat(), by, ", ".join(columns))
-        with self._open(FILE) as file:
+        with self._files[FILE].change() as file:
             file.execute("INSERT OR REPLACE INTO readings VALUES (?, ?, ?, ?)", row)
         named = f", columns {', '.join(columns)}" if columns else ""
         self.note("accepted", "", f"data {dataset} as it is read, by {by}{named}")
@@ -274,19 +253,17 @@ class Approvals:
             reading: ``DataPolicy.reading``.
         """
         query = "SELECT at, by, columns FROM readings WHERE reading = ?"
-        with self._open(FILE) as file:
-            row = file.execute(query, (reading,)).fetchone()
-        return None if row is None else Acceptance(*row)
+        rows = self._files[FILE].rows(query, reading)
+        return Acceptance(*rows[0]) if rows else None
 
     def prices(self) -> dict[str, Price]:
         """The stored costs of approved trainings, by name."""
-        with self._open(FILE) as file:
-            rows = file.execute("SELECT name, dataset, measure, epsilon FROM prices").fetchall()
+        rows = self._files[FILE].rows("SELECT name, dataset, measure, epsilon FROM prices")
         return {name: Price(*rest) for name, *rest in rows}
 
     def remember_price(self, name: str, price: Price) -> None:
         """Store a training's cost, so that it is computed once."""
-        with self._open(FILE) as file:
+        with self._files[FILE].change() as file:
             file.execute("INSERT OR REPLACE INTO prices VALUES (?, ?, ?, ?)", (name, *price))
 
     def revoke(self, name: str) -> None:
@@ -295,34 +272,27 @@ class Approvals:
             raise UnsoundPlan(f"no training {shown(name)!r} was approved; 'silo status' lists them")
         at = self.now().isoformat()
         self._enter(name, _REVOKED_HERE)
-        with self._open(REVOCATIONS) as file:
+        with self._files[REVOCATIONS].change() as file:
             file.execute("INSERT OR IGNORE INTO revocations VALUES (?, ?)", (name, at))
-        with self._open(FILE) as file:
+        with self._files[FILE].change() as file:
             file.execute("UPDATE approvals SET revoked = ? WHERE name = ?", (at, name))
         self.note("revoked", name, "by the owner")
 
     def revoked(self) -> dict[str, str]:
         """The names that the owner has revoked, and when; by the files, or by the chain."""
-        with self._open(REVOCATIONS) as file:
-            found = dict(file.execute("SELECT name, at FROM revocations").fetchall())
+        found = dict(self._files[REVOCATIONS].rows("SELECT name, at FROM revocations"))
         return {**self._revoked_in_chain(), **found}
 
     def _enter(self, name: str, state: str) -> None:
         """Write a decision into the ledger's chain; it is on the disk when this returns."""
-        ledger = Ledger(self._state / LEDGER_FILE)
-        try:
-            ledger.change(lambda _, append: append(kind="approval", training=name, state=state))
-        finally:
-            ledger.close()
+        ledger = Ledger(self._chain.path)
+        ledger.change(lambda _, append: append(kind="approval", training=name, state=state))
 
     def _revoked_in_chain(self) -> dict[str, str]:
         """Names whose last word in the chain is that they are revoked, and when."""
-        if not (self._state / LEDGER_FILE).exists():
-            return {}
         query = "SELECT body FROM rows WHERE body LIKE ? OR body LIKE ? ORDER BY number"
         kinds = ('%"kind":"approval"%', '%"kind":"declared"%')
-        with self._open(LEDGER_FILE) as file:
-            bodies = [json.loads(text) for (text,) in file.execute(query, kinds)]
+        bodies = [json.loads(text) for (text,) in self._chain.rows(query, *kinds)]
         found: dict[str, str] = {}
         declared = ""
         for body in bodies:
@@ -338,8 +308,7 @@ class Approvals:
 
     def _names(self) -> list[str]:
         """All names that were ever approved, by the file."""
-        with self._open(FILE) as file:
-            return [name for (name,) in file.execute("SELECT name FROM approvals")]
+        return [name for (name,) in self._files[FILE].rows("SELECT name FROM approvals")]
 
     def standing(self, name: str) -> Approval:
         """The approval of a training, if it stands; refuses any other name."""
@@ -363,9 +332,8 @@ class Approvals:
         return self._at(name) is not None or name in self.revoked()
 
     def _at(self, name: str) -> Approval | None:
-        with self._open(FILE) as file:
-            row = file.execute("SELECT * FROM approvals WHERE name = ?", (name,)).fetchone()
-        return None if row is None else self._with_revocation(Approval(*row), self.revoked())
+        rows = self._files[FILE].rows("SELECT * FROM approvals WHERE name = ?", name)
+        return self._with_revocation(Approval(*rows[0]), self.revoked()) if rows else None
 
     @staticmethod
     def _with_revocation(found: Approval, revoked: dict[str, str]) -> Approval:
@@ -373,8 +341,7 @@ class Approvals:
 
     def all(self) -> list[Approval]:
         """All approvals, the latest first."""
-        with self._open(FILE) as file:
-            rows = file.execute("SELECT * FROM approvals ORDER BY at DESC").fetchall()
+        rows = self._files[FILE].rows("SELECT * FROM approvals ORDER BY at DESC")
         revoked = self.revoked()
         return [self._with_revocation(Approval(*row), revoked) for row in rows]
 
@@ -391,7 +358,7 @@ class Approvals:
         known = self.known(training)
         said = shown(said if known or not training else f"{training}: {said}")
         now = at or clock_time()
-        with self._open(FILE, count=True) as file:
+        with self._files[EVENTS].change() as file:
             file.execute(
                 "INSERT INTO events VALUES (?, ?, ?, 1, ?, ?) ON CONFLICT (day, kind, training) "
                 "DO UPDATE SET count = count + 1, last = excluded.last, said = excluded.said",
@@ -400,8 +367,7 @@ class Approvals:
 
     def events(self) -> list[Event]:
         """The events day by day, the latest last."""
-        with self._open(FILE) as file:
-            rows = file.execute("SELECT * FROM events ORDER BY day, last, rowid").fetchall()
+        rows = self._files[EVENTS].rows("SELECT * FROM events ORDER BY day, last, rowid")
         return [Event(*row) for row in rows]
 
 

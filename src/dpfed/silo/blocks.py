@@ -25,15 +25,14 @@ from __future__ import annotations
 
 import datetime as dt
 import secrets
-import sqlite3
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpfed.accounting.ledger.blocks import BEFORE, BlockBinding
+from dpfed.core.database import Tables
 from dpfed.core.errors import DataError
 from dpfed.data.cells import NO_DAY, date_of
 
@@ -42,10 +41,10 @@ if TYPE_CHECKING:
     from dpfed.data.datasets import Records
 
 FILE = "blocks.sqlite"
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS marks (account TEXT PRIMARY KEY, mark TEXT);
-CREATE TABLE IF NOT EXISTS ids (account TEXT, id INTEGER, block TEXT, PRIMARY KEY (account, id));
-"""
+_SCHEMA = (
+    "CREATE TABLE marks (account TEXT PRIMARY KEY, mark TEXT)",
+    "CREATE TABLE ids (account TEXT, id INTEGER, block TEXT, PRIMARY KEY (account, id))",
+)
 
 
 class Every(StrEnum):
@@ -117,49 +116,28 @@ class BlockRule:
 
 
 class BlockFile:
-    """The gate's file of ids; each call opens it anew."""
+    """The gate's file of ids."""
 
     def __init__(self, state: Path) -> None:
-        self._path = state / FILE
-
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with closing(sqlite3.connect(self._path, timeout=30.0)) as file, file:
-                self._path.chmod(0o600)
-                file.execute("PRAGMA synchronous=EXTRA")
-                file.executescript(_SCHEMA)
-                yield file
-        except sqlite3.DatabaseError as error:
-            raise DataError(
-                f"{self._path} cannot be used ({error}), so nothing is answered; put back its last "
-                f"copy"
-            ) from error
+        self._file = Tables(state / FILE, _SCHEMA)
 
     def mark(self, account: str) -> str:
         """What the file of an account begins with; "" if there is none."""
-        if not self._path.exists():
-            return ""
-        with self._open() as file:
-            row = file.execute("SELECT mark FROM marks WHERE account = ?", (account,)).fetchone()
-        return "" if row is None else str(row[0])
+        rows = self._file.rows("SELECT mark FROM marks WHERE account = ?", account)
+        return str(rows[0][0]) if rows else ""
 
     def begin(self, account: str, mark: str) -> None:
         """Begin an account's part of the file."""
-        with self._open() as file:
+        with self._file.change() as file:
             file.execute("INSERT INTO marks VALUES (?, ?)", (account, mark))
 
     def known(self, account: str) -> dict[int, str]:
         """The ids of an account, each with its block."""
-        if not self._path.exists():
-            return {}
-        with self._open() as file:
-            rows = file.execute("SELECT id, block FROM ids WHERE account = ?", (account,))
-            return dict(rows.fetchall())
+        return dict(self._file.rows("SELECT id, block FROM ids WHERE account = ?", account))
 
     def keep(self, account: str, new: Mapping[int, str]) -> None:
         """Add ids; one that has a block keeps it."""
-        with self._open() as file:
+        with self._file.change() as file:
             rows = ((account, number, block) for number, block in new.items())
             file.executemany("INSERT OR IGNORE INTO ids VALUES (?, ?, ?)", rows)
 

@@ -122,7 +122,6 @@ def gate_figures(handler: Owner, *, left: bool = True) -> GateFigures:
                 approvals=standing.count(name),
             )
         )
-    ledger.close()
 
     def count(kind: str, training: str) -> int:
         return sum(e.times for e in events if (e.kind, e.training) == (kind, training))

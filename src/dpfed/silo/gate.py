@@ -22,6 +22,8 @@ child does, or dies of, this process continues.
 | this process is killed                           | its children end, too                      |
 | the socket's folder is not the owner's alone, or | refused: ``dpfed silo check`` says why     |
 | a link is in its path                            |                                            |
+| another gate serves from the same state          | this one ends with a sentence, before it   |
+|                                                  | touches a socket or a file                 |
 """
 
 from __future__ import annotations
@@ -33,13 +35,15 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import scipy.special  # noqa: F401  a child would load it anew for each order's cost
 import torch  # noqa: F401  likewise
 
 from dpfed.core.errors import DataError
+from dpfed.core.files import locked_file
 from dpfed.core.jail import ChildEnded, harden, run_in_child
 from dpfed.core.log import OneLine, log
 from dpfed.silo.frames import LENGTH, receive
@@ -47,6 +51,7 @@ from dpfed.silo.handler import RequestHandler
 from dpfed.silo.policy import GatePolicy, Policy
 from dpfed.silo.publish import Publisher
 
+_LOCK, _LOCK_TIMEOUT_S = "gate.lock", 5.0
 _CREDENTIALS = struct.Struct("3i")
 _FRAME_TIMEOUT_S = 5.0  # for a whole request to come in, or a whole reply to be taken
 
@@ -63,6 +68,36 @@ def run_gate(policy: Policy, ready: Callable[[], None] = lambda: None, digest: s
     written = logging.StreamHandler()
     written.setFormatter(OneLine())  # an error may quote an order's text
     log.addHandler(written)
+    with only_gate(Path(policy.gate.state)):
+        _run(policy, ready, digest)
+
+
+@contextmanager
+def only_gate(state: Path) -> Iterator[None]:
+    """Hold the lock of a state folder; DataError if another gate holds it.
+
+    Args:
+        state: the folder; it is made if missing.
+    """
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    last = time.monotonic() + _LOCK_TIMEOUT_S  # a killed gate's child has the lock until it ends
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(locked_file(state / _LOCK, wait=False))
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > last:
+                    raise DataError(
+                        f"gate.state must be one gate's alone, got {str(state)!r}, from which "
+                        f"another one serves; stop that one first, or give this one a state of "
+                        f"its own"
+                    ) from error
+            time.sleep(0.05)
+        yield
+
+
+def _run(policy: Policy, ready: Callable[[], None], digest: str) -> None:
     handler = RequestHandler(policy)
     handler.open()
     users = {pwd.getpwnam(name).pw_uid for name in policy.gate.relay_users}

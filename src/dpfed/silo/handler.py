@@ -34,6 +34,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from flwr.app import RecordDict
@@ -98,7 +99,6 @@ class RequestHandler(Owner):
             with say_if_slow(f"reading data.{name}"):
                 self.records[name] = load_records(name, data)
             self._open_blocks(name, data, ledger)
-        ledger.close()
         now = self.approvals.now()
         standing = [each for each in self.approvals.all() if each.state(now) == "approved"]
         for approval in reversed(standing[:_MAX_TRAININGS_BUILT]):  # the latest last
@@ -223,6 +223,11 @@ class _OrderNode:
     gated: bool = True
     _training: tuple[Terms, Problem] | None = None
 
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The owner's, whose rows are read once for an order."""
+        return self.handler.ledger()
+
     @property
     def key(self) -> SigningKey | None:
         """What this gate signs with."""
@@ -230,10 +235,10 @@ class _OrderNode:
 
     def facts(self, training: str) -> Facts:
         """What the owner's approval and ledger say of a training."""
-        terms, ledger = self._find(training)[0], self.handler.ledger()
+        terms, ledger = self._find(training)[0], self.ledger
         contract = terms.pins.contract
         key = ledger.balance().resolve(self._data(terms).key(terms.pins.dataset))
-        found = Facts(
+        return Facts(
             terms=terms.fingerprint,
             terms_sha256=hashlib.sha256(terms.text.encode()).hexdigest(),
             contract=contract.digest if isinstance(contract, Contract) else "",
@@ -241,23 +246,19 @@ class _OrderNode:
             renewed=key.base in ledger.balance().renewed,
             head=_head(ledger, self.handler.key),
         )
-        ledger.close()
-        return found
 
     def meet(self, heads: Sequence[bytes]) -> None:
         """Refuse everything from now on if a head of this gate's own is not in its ledger."""
-        key, ledger = self.handler.key, self.handler.ledger()
+        key = self.handler.key
         own = [head for head in (open_head(each, key) for each in heads) if head is not None]
         known = bool(self.handler.conflict)
         try:
-            self.handler.conflict.meet(ledger, own)
+            self.handler.conflict.meet(self.ledger, own)
         except LedgerRolledBack:
             if not known:
                 said = "the ledger is an older copy: see 'dpfed ledger declare-lost --help'"
                 self.handler.approvals.note(CONFLICT, "", said, self.handler.came)
             raise
-        finally:
-            ledger.close()
 
     def keep(self, heads: Iterable[bytes]) -> list[bytes]:
         """Keep the heads of other gates, and hand back what is kept."""
@@ -267,9 +268,7 @@ class _OrderNode:
 
     def head(self) -> bytes:
         """The signed head of the ledger as it is now."""
-        ledger = self.handler.ledger()
-        found = take_head(ledger, int(self.handler.came.timestamp()) * 1_000_000)
-        ledger.close()
+        found = take_head(self.ledger, int(self.handler.came.timestamp()) * 1_000_000)
         return sign_head(found, self.handler.key)
 
     @property
@@ -295,8 +294,7 @@ class _OrderNode:
         """The owner's account for the data that the terms name."""
         terms = self._find(_training_name(self.content))[0]
         kind = _RepeatedAccount if self.zero_rows else _OwnerAccount
-        ledger, blocks = self.handler.ledger(), terms.plan.blocks
-        return kind(ledger, terms.pins.dataset, divided=False, blocks=blocks)
+        return kind(self.ledger, terms.pins.dataset, divided=False, blocks=terms.plan.blocks)
 
     def problem(self) -> Problem:
         """The data, with the model of the approved terms."""

@@ -5,8 +5,7 @@ They are found by loading them, in a separate process. It opens the policy as a 
 of the state: it reads the data, builds what is approved, and rehearses each kind of round on
 made-up records. So the list has only the algorithms, mechanisms and models that this policy and
 these terms use. It names modules, and nothing of the data; no release is made, and what it writes
-is in a folder that is removed (SQLite marks a file that is being read, as it does for every
-reader).
+is in a folder that is removed.
 
 | edge case                                   | what happens                                    |
 |---------------------------------------------|-------------------------------------------------|
@@ -21,18 +20,17 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from dpfed.core.database import copy_file
 from dpfed.core.errors import DataError, UnsoundPlan
 from dpfed.core.types import Broadcast
 from dpfed.recipes.model import is_loaded
@@ -107,11 +105,7 @@ def _load(path: Path, terms: Sequence[Path], state: Path) -> None:
     policy = load_policy(path)
     for name in (FILE, REVOCATIONS, CLOCK, SOURCES, LEDGER_FILE, BLOCKS):
         if (found := Path(policy.gate.state) / name).exists():
-            with (
-                closing(sqlite3.connect(f"file:{found}?mode=ro", uri=True)) as source,
-                closing(sqlite3.connect(state / name)) as copy,
-            ):
-                source.backup(copy)
+            copy_file(found, state / name)
     handler = RequestHandler(replace(policy, gate=replace(policy.gate, state=str(state))))
     for each in terms:
         _approve_in_copy(handler, each.read_text(encoding="utf-8"))

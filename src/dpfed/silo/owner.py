@@ -51,7 +51,7 @@ class Owner:
         return own_key(Path(folder)) if folder else own_key(self.state, make=True)
 
     def ledger(self) -> Ledger:
-        """The owner's ledger, opened anew: a connection does not outlive a fork."""
+        """The owner's ledger, with all of its rows to be read."""
         return Ledger(self.state / LEDGER_FILE)
 
     @property
@@ -70,9 +70,7 @@ class Owner:
         Returns:
             by real path, and by device and inode: the account of its records.
         """
-        ledger, counted = self.ledger(), self.approvals.sources()
-        names = ledger.balance()
-        ledger.close()
+        names, counted = self.ledger().balance(), self.approvals.sources()
         return check_accounts(
             self.policy, lambda name: names.resolve(LedgerKey(name)).dataset, counted
         )

@@ -490,7 +490,7 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
 def test_a_file_whose_schema_is_not_text_is_refused(tmp_path: Path) -> None:
     """SQLite's error quotes the file, which Python cannot decode."""
     path = tmp_path / "ledger.sqlite"
-    Ledger(path).close()
+    Ledger(path).begin(request())
     whole = path.read_bytes()
     assert b"CREATE TABLE rows" in whole
     path.write_bytes(whole.replace(b"CREATE TABLE rows", b"CREATE TABL\xc5 rows"))

@@ -12,7 +12,7 @@ the last hash. It is written after each commit, so a crash in between leaves it 
 behind. Only that is accepted, and the next write fixes it. It has 512 bytes, one sector of a disk,
 and is written over in place: a disk writes a sector whole or not at all.
 
-    path         the database (with -wal and -shm beside it while it is open)
+    path         the database (with -journal beside it while a write goes on)
     path.head    {"rows": 12, "writes": 5, "hash": "..."}
 
 The file is not protected from whoever may write to the disk: they can restore an older database
@@ -27,7 +27,7 @@ together with its head, or make a new chain. docs/ledger.md says what helps.
 | the head is torn (a disk that tears sectors)| DataError: it is no head, or fits no row           |
 | a row is edited, deleted, moved             | DataError with its number                          |
 | the file gets shorter while it is open      | DataError                                          |
-| a disk without shared memory (WAL refused)  | DataError: put it on a local disk                  |
+| a database of another program               | DataError, and not a byte of it is changed         |
 | two processes write at once                 | they take turns; after a minute, DataError         |
 """
 
@@ -35,8 +35,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -45,6 +43,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpfed.accounting.events import canonical
+from dpfed.core.database import (
+    BROKEN,
+    UNAVAILABLE,
+    Connection,
+    is_empty,
+    reading,
+    writing,
+)
 from dpfed.core.errors import DataError
 from dpfed.core.files import write_over
 
@@ -52,15 +58,11 @@ Body = dict[str, Any]
 
 VERSION = 1
 _HEAD_BYTES = 512
-_LOCK_TIMEOUT_S = 60.0  # how long to wait for another process
-# SQLite's error may quote a broken file's own bytes, which then are not UTF-8.
-_BROKEN = (sqlite3.DatabaseError, UnicodeDecodeError)
 _SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS rows"
-    " (number INTEGER PRIMARY KEY, body TEXT NOT NULL, hash TEXT NOT NULL)",
-    "CREATE TRIGGER IF NOT EXISTS no_update BEFORE UPDATE ON rows"
+    "CREATE TABLE rows (number INTEGER PRIMARY KEY, body TEXT NOT NULL, hash TEXT NOT NULL)",
+    "CREATE TRIGGER no_update BEFORE UPDATE ON rows"
     " BEGIN SELECT RAISE(ABORT, 'rows are only ever added'); END",
-    "CREATE TRIGGER IF NOT EXISTS no_delete BEFORE DELETE ON rows"
+    "CREATE TRIGGER no_delete BEFORE DELETE ON rows"
     " BEGIN SELECT RAISE(ABORT, 'rows are only ever added'); END",
     f"PRAGMA user_version = {VERSION}",
 )
@@ -86,23 +88,26 @@ class JournalHead(NamedTuple):
 
 
 class Journal:
-    """The file of rows. Opening creates the folder and the file, unless ``create`` is false."""
+    """The file of rows. The first turn makes it, and its folder; reading makes nothing.
+
+    Args:
+        path: the file.
+        create: whether it may be missing. If not, it may be another's file, and is only read.
+    """
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         self.path, self._head_path = path, path.with_name(f"{path.name}.head")
+        self._own, self._lock = create, threading.RLock()
+        self._db: Connection | None = None  # within a block of _reading or _writing
+        self._tail, self._write = JournalHead(), 0
         if not create and not path.exists():
             raise DataError(f"there is no ledger at {str(path)!r}; give its path with --ledger")
-        self._lock = threading.RLock()
-        self._db = _open(path)
-        self._tail, self._write = JournalHead(), 0
-
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
+        with self._reading():
+            self._is_made()  # refuses what is no ledger
 
     def news(self) -> list[Row]:
         """The rows since the last read, each checked against the one before."""
-        with self._lock:
+        with self._reading():
             return self._news()
 
     def forget(self) -> None:
@@ -115,9 +120,10 @@ class Journal:
 
         Leaving the context commits what was appended; an exception rolls all of it back.
         """
-        with self._lock, self._readable():
+        with self._writing():
             self._begin()
             try:
+                self._make()
                 news = self._news()
                 self._fix_head()
                 before = self._tail
@@ -130,23 +136,80 @@ class Journal:
                 self.forget()
                 raise
             finally:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
+                if self._file.in_transaction:
+                    self._file.execute("ROLLBACK")
             if changed:
                 self._settle()
 
     @contextmanager
-    def _readable(self) -> Iterator[None]:
-        """Turn SQLite's errors into DataError, also those that appear only at a write."""
+    def _reading(self) -> Iterator[None]:
+        """The file as it is at one moment; without a connection if there is no file yet."""
+        with self._lock:
+            if not self.path.exists():
+                yield
+                return
+            try:
+                with reading(self.path, recover=self._own) as db, self._connected(db):
+                    yield
+            except BROKEN as error:
+                raise DataError(
+                    f"the ledger {str(self.path)!r} cannot be opened or read ({error}); check the "
+                    f"file and its folder, or give another path (--ledger, ledger.path or "
+                    f"DPFED_LEDGER)"
+                ) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """The file, to be written to; SQLite's errors become DataError."""
         try:
-            yield
-        except sqlite3.OperationalError as error:  # a full disk: the file itself is as it was
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise DataError(
+                f"the ledger {str(self.path)!r} cannot be made ({error}); give another path "
+                f"(--ledger, ledger.path or DPFED_LEDGER)"
+            ) from error
+        try:
+            with self._lock, writing(self.path) as db, self._connected(db):
+                yield
+        except UNAVAILABLE as error:  # a full disk: the file itself is as it was
             raise DataError(
                 f"the ledger {str(self.path)!r} could not be written to ({error}), and is as it "
                 f"was; make room on its disk, and run again"
             ) from error
-        except _BROKEN as error:
+        except BROKEN as error:
             raise DataError(f"{str(self.path)!r} cannot be used ({error}); {_WAY_OUT}") from error
+
+    @contextmanager
+    def _connected(self, db: Connection) -> Iterator[None]:
+        before, self._db = self._db, db
+        try:
+            yield
+        finally:
+            self._db = before
+
+    @property
+    def _file(self) -> Connection:
+        if self._db is None:
+            raise RuntimeError("rows are read and written within a block that opens the file")
+        return self._db
+
+    def _is_made(self) -> bool:
+        """Whether the tables are there; refuses the database of another program or version."""
+        if self._db is None:  # there is no file
+            return False
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        empty = is_empty(self._db)
+        if version != (0 if empty else VERSION):
+            raise DataError(
+                f"the ledger {str(self.path)!r} must be of version {VERSION}, got "
+                f"{version or 'another database'}; check the path, or update dpfed"
+            )
+        return not empty
+
+    def _make(self) -> None:
+        if not self._is_made():
+            for statement in _SCHEMA:
+                self._file.execute(statement)
 
     def append(self, **body: Any) -> Row:
         """Add a row, within a turn."""
@@ -164,15 +227,13 @@ class Journal:
 
     def hash_of(self, number: int) -> str:
         """The hash of a row; "" if there is none of this number."""
-        with self._lock:
-            found = next(self._select(_ONE, number), None)
-            return "" if found is None else found[2]
+        with self._reading():
+            return next((digest for _, _, digest in self._select(_ONE, number)), "")
 
     def verify(self) -> tuple[list[Row], list[str]]:
         """All rows up to the first that is wrong, and what is wrong, in sentences."""
-        with self._lock, self._readable():
+        with self._reading():  # a writer may be between its commit and its head, one write behind
             self.forget()
-            self._begin()  # so that no writer is between its commit and its head
             found: list[Row] = []
             try:
                 found.extend(self._checked())
@@ -180,7 +241,6 @@ class Journal:
             except DataError as error:
                 return found, [str(error)]
             finally:
-                self._db.execute("ROLLBACK")
                 self.forget()
             return found, []
 
@@ -188,27 +248,27 @@ class Journal:
 
     def _begin(self) -> None:
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
+            self._file.execute("BEGIN IMMEDIATE")
+        except UNAVAILABLE as error:
             raise DataError(
                 f"the ledger {str(self.path)!r} cannot be written to ({error}); end the process "
                 f"that holds it, or make its disk writable"
             ) from error
 
     def _insert(self, number: int, text: str, digest: str) -> None:
-        self._db.execute("INSERT INTO rows VALUES (?, ?, ?)", (number, text, digest))
+        self._file.execute("INSERT INTO rows VALUES (?, ?, ?)", (number, text, digest))
 
     def _commit(self) -> None:
-        self._db.execute("COMMIT")
+        self._file.execute("COMMIT")
 
     def _settle(self) -> None:
         """Write the head for the rows as they are now: others may have written since."""
         self._begin()
         try:
-            number, body, digest = next(self._select(_BACKWARDS))
+            number, body, digest = self._file.execute(_BACKWARDS).fetchone()
             self._write_head(JournalHead(number, json.loads(body)["write"], digest))
         finally:
-            self._db.execute("ROLLBACK")
+            self._file.execute("ROLLBACK")
 
     def _write_head(self, head: JournalHead) -> None:
         write_over(self._head_path, canonical(head._asdict()).encode().ljust(_HEAD_BYTES))
@@ -231,8 +291,9 @@ class Journal:
 
     def _select(self, query: str, *values: int) -> Iterator[tuple[int, str, str]]:
         try:
-            yield from self._db.execute(query, values)
-        except _BROKEN as error:
+            if self._is_made():
+                yield from self._file.execute(query, values)
+        except BROKEN as error:
             raise DataError(f"{str(self.path)!r} cannot be read ({error}); {_WAY_OUT}") from error
 
     def _same(self, digest: str) -> None:
@@ -279,7 +340,7 @@ class Journal:
                 return JournalHead(number, at, digest)
         return JournalHead()
 
-    def _read_head(self) -> JournalHead:
+    def _read_head(self, *, again: bool = True) -> JournalHead:
         try:
             head = JournalHead(**json.loads(self._head_path.read_bytes()))
             if [type(part) for part in head] != [int, int, str]:
@@ -288,6 +349,9 @@ class Journal:
         except FileNotFoundError:
             return JournalHead()
         except (ValueError, TypeError) as error:
+            if again:  # a reader may meet a writer's bytes half way
+                time.sleep(0.01)
+                return self._read_head(again=False)
             raise DataError(f"{str(self._head_path)!r} is not a head; {_WAY_OUT}") from error
 
 
@@ -299,38 +363,3 @@ _WAY_OUT = (
 
 def _digest(before: str, text: str) -> str:
     return hashlib.sha256(f"{before}{text}".encode()).hexdigest()
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        db = sqlite3.connect(path, _LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-        mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA fullfsync = ON")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            _make(db)
-    except (OSError, *_BROKEN) as error:
-        raise DataError(
-            f"the ledger {str(path)!r} cannot be opened ({error}); check the file and its folder, "
-            f"or give another path (--ledger, ledger.path or DPFED_LEDGER)"
-        ) from error
-    if mode != "wal":
-        raise DataError(
-            f"the ledger {str(path)!r} must be on a disk with SQLite's WAL, got the mode {mode!r}; "
-            f"put it on a local disk"
-        )
-    if version not in {0, VERSION}:
-        raise DataError(
-            f"the ledger {str(path)!r} must be of version {VERSION}, got {version}; update dpfed"
-        )
-    return db
-
-
-def _make(db: sqlite3.Connection) -> None:
-    db.execute("BEGIN IMMEDIATE")
-    for statement in _SCHEMA:
-        db.execute(statement)
-    db.execute("COMMIT")

@@ -93,11 +93,11 @@ class Forecast(NamedTuple):
 class Ledger:
     """Records what releases on data sets cost, and refuses what exceeds a declared budget.
 
-    One object per process and file; threads may share it.
+    Threads may share it. Its file is open only while it is read or written (core/database.py).
 
     Args:
         path: the journal's file; None is DPFED_LEDGER, or the default place.
-        create: whether to make the file if there is none.
+        create: whether there may be no file yet: the first entry makes it.
     """
 
     def __init__(self, path: Path | None = None, *, create: bool = True) -> None:
@@ -110,8 +110,7 @@ class Ledger:
         return self._journal.path
 
     def close(self) -> None:
-        """Close the file."""
-        self._journal.close()
+        """Nothing: the file is open only while it is read or written."""
 
     # ------------------------------------------------------------------------------- entries
 
