@@ -706,6 +706,7 @@ def test_distributed_trust_needs_an_identity(site: Site) -> None:
 def test_a_clock_that_went_back(site: Site) -> None:
     with Approvals(site.home / "state")._files[FILE].change() as file:
         file.execute("INSERT INTO approvals (name, at) VALUES ('a', '2999-01-01T00:00:00+00:00')")
+    shutil.chown(site.home / "state" / FILE, site.gate)
     fault(site, "the clock must be after 2999-01-01", "a training was approved")
 
 
@@ -713,6 +714,7 @@ def test_a_clock_that_went_back(site: Site) -> None:
 def test_a_clock_that_is_behind_what_the_gate_has_seen(site: Site) -> None:
     with Approvals(site.home / "state")._files[CLOCK].change() as file:
         file.execute("INSERT INTO clock VALUES (1, '2999-01-01T00:00:00+00:00')")
+    shutil.chown(site.home / "state" / CLOCK, site.gate)
     fault(site, "when the gate answered", "dpfed silo clock --reset")
 
 
