@@ -32,6 +32,7 @@ from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.accounting.ledger.request import ChannelRequest, Request
 from dpfed.cli.main import app
 from dpfed.core.errors import BudgetSpent, DataError, LedgerRolledBack
+from dpfed.core.sampling import Everyone
 from dpfed.core.types import UPDATE
 from tests.helpers.ledgers import B2, BUDGET, DRAWN, KEY, TENTH, ZERO, request
 
@@ -238,7 +239,7 @@ def test_runs_with_draws_exhaust_the_account(tmp_path: Path, when: str) -> None:
         ledger.begin(drawn)
     copied(ledger, tmp_path / "backup")
     ledger = Ledger(ledger.path)
-    undrawn = {UPDATE: ChannelRequest(replace(TENTH, adjacency=ZERO.adjacency), 1, 1)}
+    undrawn = {UPDATE: ChannelRequest(DRAWN.with_sampling(Everyone()), 1, 1)}
     lost = training("lost", 1, 0, key=ZERO, parts=undrawn)
     ledger.begin(drawn if when == "lost" else lost)
     head = take_head(ledger)
