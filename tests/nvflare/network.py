@@ -183,5 +183,10 @@ class Net:
     def run_folder(self, job: str, party: str = "localhost") -> Path:
         return self.kits / party / job
 
+    def result(self, job: str, to: Path) -> Path:
+        """What a job has left on the server, as its lead downloads it."""
+        (found,) = Path(self.admin("download_job_result", job, str(to))).rglob("result-0")
+        return found
+
     def tail(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]

@@ -52,18 +52,31 @@ def test_a_job_carries_its_terms_and_its_checkpoint_outlives_it(
     assert seen == {
         "terms": str(tmp_path / "job/app/config/terms.toml"),
         "out": str(tmp_path / "job/result"),
-        "checkpoint": str(tmp_path / "kept/x"),
+        "checkpoint": str(tmp_path / "dpfed-checkpoints/kept/x"),
         "timeout": 3600.0,
         "sinks": "",
     }
 
 
-def test_a_path_from_the_root_stays_and_no_checkpoint_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["terms", "out", "checkpoint"])
+@pytest.mark.parametrize(
+    "path", ["/srv/other", "../other", "a/../../other", "a/../b", ".", "link/x", "\x00"]
+)
+def test_no_argument_of_a_job_leads_out_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, path: str
 ) -> None:
-    seen = ran(monkeypatch, tmp_path, TermsController("/srv/terms.toml", out="/srv/out"))
-    assert (seen["terms"], seen["out"]) == ("/srv/terms.toml", "/srv/out")
-    assert seen["checkpoint"] == ""
+    """The lead of a job is not the server's admin: keys and other jobs' results are there."""
+    (tmp_path / "elsewhere").mkdir()
+    for home in ("job/app/config", "job", "dpfed-checkpoints"):
+        (tmp_path / home).mkdir(parents=True, exist_ok=True)
+        (tmp_path / home / "link").symlink_to(tmp_path / "elsewhere")
+    controller = TermsController(**{"terms": "terms.toml", name: path})
+    with pytest.raises((RecipeError, ValueError)):
+        ran(monkeypatch, tmp_path, controller)
+
+
+def test_no_checkpoint_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ran(monkeypatch, tmp_path, TermsController("terms.toml"))["checkpoint"] == ""
 
 
 def test_an_abort_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,10 +177,12 @@ def attack(work: Path, path: Path, silos: list[OwnedSilo], installed: Path, rela
         theft = net.submit(write_hostile_job(work / "theft", silos, work / "found.json"))
         assert net.ended(theft) == "FINISHED:COMPLETED", net.tail("site-1")
         check_nothing_was_found(work / "found.json")
-        honest = write_job(work / "honest", [path], 3, out=str(work / "out"))
-        assert net.ended(net.submit(honest)) == "FINISHED:COMPLETED"
+        honest = write_job(work / "honest", [path], 3)
+        done = net.submit(honest)
+        assert net.ended(done) == "FINISHED:COMPLETED"
+        out = net.result(done, work / "got")
         check_streams(net, silos)
-    found = params_in(work / "out", read(path))
+    found = params_in(out, read(path))
     assert torch.equal(found, in_one_process(path, 3))
     for silo in silos:
         rows = Ledger(silo.folder / "state" / "ledger.sqlite").rows()

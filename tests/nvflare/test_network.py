@@ -75,9 +75,7 @@ def test_a_site_refuses_a_job_until_its_admin_adds_the_class(tmp_path: Path) -> 
             harden(net.kits / "site-1")
             again = net.submit(job)
             assert net.ended(again) == "FINISHED:COMPLETED"
-            (out,) = Path(net.admin("download_job_result", again, str(tmp_path / "got"))).rglob(
-                "result-0"
-            )
+            out = net.result(again, tmp_path / "got")
         assert torch.equal(params_in(out, read(path)), in_one_process(path, SILOS))
 
 
@@ -87,7 +85,7 @@ def test_aborts_and_a_killed_client_cost_nothing_and_the_bits_are_the_same(tmp_p
         net = Net(tmp_path / "net", sockets(owners))
         for name in sockets(owners):
             harden(net.kits / name)
-        job = write_job(tmp_path / "job", [path], SILOS, out=str(tmp_path / "out"))
+        job = write_job(tmp_path / "job", [path], SILOS)
         with net:
             first = net.submit(job)
             wait_for(lambda: len(entered(owners[0])) >= 2)
@@ -97,11 +95,13 @@ def test_aborts_and_a_killed_client_cost_nothing_and_the_bits_are_the_same(tmp_p
             net.kill("site-2")
             net.admin("abort_job", second)
             net.start("site-2")
-            assert net.ended(net.submit(job)) == "FINISHED:COMPLETED"
+            done = net.submit(job)
+            assert net.ended(done) == "FINISHED:COMPLETED"
+            out = net.result(done, tmp_path / "got")
         for owner in owners:
             assert sorted(entered(owner)) == [(k, 0) for k in range(6)]
             assert "epsilon 2 is spent of" in owner.command("status")
-    assert torch.equal(params_in(tmp_path / "out", read(path)), in_one_process(path, SILOS))
+    assert torch.equal(params_in(out, read(path)), in_one_process(path, SILOS))
 
 
 def test_garbage_and_a_killed_gate_cost_a_round_each_as_over_flower(
@@ -125,14 +125,16 @@ def test_garbage_and_a_killed_gate_cost_a_round_each_as_over_flower(
         for name in before:
             harden(net.kits / name)
         with net:
-            job = write_job(tmp_path / "job", [path], SILOS, out=str(tmp_path / "out"))
-            assert net.ended(net.submit(job)) == "FINISHED:COMPLETED"
+            job = write_job(tmp_path / "job", [path], SILOS)
+            done = net.submit(job)
+            assert net.ended(done) == "FINISHED:COMPLETED"
+            out = net.result(done, tmp_path / "got")
         assert sorted(entered(owners[0])) == [(0, 0), (2, 0), (3, 0)]  # its reply was garbage
         assert sorted(entered(owners[1])) == [(0, 0), (1, 0), (3, 0)]
         assert sorted(entered(owners[2])) == [(k, 0) for k in range(4)]
-    with (tmp_path / "out" / "metrics.csv").open() as file:
+    with (out / "metrics.csv").open() as file:
         assert [int(row["clients"]) for row in csv.DictReader(file)] == [3, 2, 2, 3]
-    found = params_in(tmp_path / "out", read(path))
+    found = params_in(out, read(path))
     assert torch.equal(found, over_flower(tmp_path / "flower", path, monkeypatch))
 
 

@@ -2,17 +2,25 @@
 """The server of a job: it trains what the terms say over the job's sites, and leaves the result.
 
     {"path": "dpfed.nvflare.controller.TermsController",
-     "args": {"terms": "terms.toml", "out": "result", "checkpoint": "checkpoints/ward-7"}}
+     "args": {"terms": "terms.toml", "out": "result", "checkpoint": "ward-7"}}
 
 It is the server of a Flower app (recipes/flower_app.py) on another Grid, so files, checkpoint and
 bits are the same. A job that was aborted, or died, is submitted again as it is: with a checkpoint
 it resumes after the last committed round.
 
-| argument     | a relative path is in                       | so that                            |
-|--------------|---------------------------------------------|------------------------------------|
-| terms        | the job's own app, beside its configuration | a job carries its terms            |
-| out          | the job's folder on the server              | ``download_job`` brings the result |
-| checkpoint   | the server's workspace                      | it outlives the job                |
+A job's arguments are its lead's, and the server's files are not. So each is a path in a folder:
+
+| argument     | is in                                        | so that                            |
+|--------------|----------------------------------------------|------------------------------------|
+| terms        | the job's own app, beside its configuration  | a job carries its terms            |
+| out          | the job's folder on the server               | ``download_job`` brings the result |
+| checkpoint   | ``dpfed-checkpoints`` in the server's        | it outlives the job                |
+|              | workspace                                    |                                    |
+
+| edge case                                     | what happens                             |
+|-----------------------------------------------|------------------------------------------|
+| a path from the root, with .., or whose links | RecipeError, before anything is read or  |
+| lead out of the folder                        | written                                  |
 """
 
 from __future__ import annotations
@@ -35,11 +43,11 @@ class TermsController(Controller):  # type: ignore[misc]
     Args:
         terms: the file of the terms.
         out: the folder for the model, the guarantee and the metrics.
-        checkpoint: a folder of the server's; "" is no checkpoint, and an aborted job begins anew.
+        checkpoint: a folder that outlives the job; "" is none, and an aborted job begins anew.
         timeout: how many seconds a stage of a round waits for replies; asked for is spent.
         sinks: where each round's row goes at once: csv, tensorboard, mlflow, wandb.
 
-    >>> TermsController("terms.toml", checkpoint="checkpoints/ward-7").arguments["out"]
+    >>> TermsController("terms.toml", checkpoint="ward-7").arguments["out"]
     'result'
     """
 
@@ -79,15 +87,15 @@ class TermsController(Controller):  # type: ignore[misc]
             self.log_info(fl_ctx, str(error))
 
     def _config(self, fl_ctx: FLContext) -> dict[str, Any]:
-        """The arguments, with paths from the root."""
+        """The arguments, with paths from the root; RecipeError if one leads out of its folder."""
         workspace, job = fl_ctx.get_engine().get_workspace(), fl_ctx.get_job_id()
         homes = {
             "terms": workspace.get_app_config_dir(job),
             "out": workspace.get_run_dir(job),
-            "checkpoint": workspace.get_root_dir(),
+            "checkpoint": Path(workspace.get_root_dir()) / "dpfed-checkpoints",
         }
         paths = {
-            name: str(Path(home).resolve() / self.arguments[name])
+            name: str(_confined(name, Path(home).resolve(), self.arguments[name]))
             for name, home in homes.items()
             if self.arguments[name]
         }
@@ -103,3 +111,11 @@ class TermsController(Controller):  # type: ignore[misc]
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: Any
     ) -> None:
         """A reply to a task that is over: dropped."""
+
+
+def _confined(name: str, home: Path, value: str) -> Path:
+    """A path below a folder, its links followed; RecipeError for any other."""
+    path = (home / value).resolve()
+    if path == home or not path.is_relative_to(home) or ".." in Path(value).parts:
+        raise refuse(name, f"a path below {home.name!r}, without ..", value)
+    return path
