@@ -22,7 +22,6 @@ from dpfed.data.backbones import (
     resnet,
     to_rgb,
 )
-from dpfed.data.datasets import load
 
 
 def images_of(size: int = 5, side: int = 32, seed: int = 0) -> torch.Tensor:
@@ -64,7 +63,7 @@ def test_the_real_resnets_load_and_give_64_features(shared_data, depth: int) -> 
 
 @pytest.mark.slow
 def test_features_equal_the_published_ones(shared_data, fashion_mnist) -> None:
-    images = to_rgb(load(fashion_mnist).test.x[:200], 32)
+    images = to_rgb(fashion_mnist[:200], 32)
     path = shared_data / "weights" / "resnet32-cifar100.npz"
     made = features("resnet32-cifar100", images, weights=path)
     stored = np.load(shared_data / "features" / "fashion-mnist.npz")["x_test"][:200]

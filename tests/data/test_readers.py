@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each format, read through ``load``: what it becomes, and what is refused."""
 
-import gzip
 import sys
 from types import SimpleNamespace
 
@@ -322,51 +321,6 @@ def test_image_folder_refuses_rubbish(tmp_path) -> None:
         load(tmp_path)
 
 
-def idx(array: np.ndarray) -> bytes:
-    sizes = b"".join(n.to_bytes(4, "big") for n in array.shape)
-    return bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_idx_files(tmp_path, packed: bool) -> None:
-    images = np.arange(3 * 4 * 5).reshape(3, 4, 5)
-    for stem in ("train", "t10k"):
-        for kind, array in (("images-idx3", images), ("labels-idx1", np.array([1, 0, 2]))):
-            name = f"{stem}-{kind}-ubyte"
-            if packed:
-                (tmp_path / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
-            else:
-                (tmp_path / name).write_bytes(idx(array))
-    data = load(tmp_path)
-    expected = torch.arange(60.0).view(3, 1, 4, 5) / 255
-    torch.testing.assert_close(data.train.x, expected)
-    assert data.test is not None
-    assert torch.equal(data.test.y, torch.tensor([1, 0, 2]))
-    assert data.classes == 3
-
-
-def test_idx_files_refuse_damage_and_doubt(tmp_path) -> None:
-    images, labels = idx(np.zeros((2, 3, 3))), idx(np.zeros(2))
-    (tmp_path / "train-labels-idx1-ubyte").write_bytes(labels)
-    path = tmp_path / "train-images-idx3-ubyte"
-    for damaged in (b"", b"\0\0\x08", images[:-1], images + b"\0", b"\0\0\x0d" + images[3:]):
-        path.write_bytes(damaged)
-        with pytest.raises(DataError, match="complete IDX file"):
-            load(tmp_path)
-    path.write_bytes(images)
-    assert len(load(tmp_path).train) == 2
-    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(images))
-    assert len(load(tmp_path).train) == 2, "packed and unpacked side by side are one file"
-    path.unlink()
-    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(images)[:-12])
-    with pytest.raises(DataError, match="read as an IDX file"):
-        load(tmp_path)
-    for name in ("digits", "letters"):
-        (tmp_path / f"emnist-{name}-train-images-idx3-ubyte").write_bytes(images)
-    with pytest.raises(DataError, match="all look like train images"):
-        load(tmp_path)
-
-
 # ------------------------------------------------------------------------------------- Hugging Face
 
 
@@ -479,10 +433,3 @@ def test_a_survival_table(shared_data) -> None:
     assert tuple(data.train.x.shape) == (1096, 2)
     assert data.classes is None
     assert data.train.y.dtype == torch.float32
-
-
-def test_real_idx_files(fashion_mnist) -> None:
-    data = load(fashion_mnist, name="Fashion-MNIST (Xiao et al., 2017)")
-    assert data.train.x.shape == (60_000, 1, 28, 28)
-    assert data.train.y.bincount().tolist() == [6000] * 10
-    assert 0 <= data.train.x.min() < data.train.x.max() == 1

@@ -8,7 +8,7 @@
 ``x.parquet``  columns are the features, or those of a ``schema`` (tables.py)
 several        a list of tables, a pattern such as ``five/*.csv``, or a directory of tables: their
                records together, with one silo per file unless a column names the silos
-a directory    IDX files (as MNIST has them, gzipped or not), or images as [train/]<class>/<file>
+a directory    images as [train/]<class>/<file>
 ``hf:NAME``    a Hugging Face data set (needs the extra ``dpfed[hub]``); ``hf:NAME:CONFIG``
 ``dpfed:NAME`` features that come with the package: fashion-mnist (shipped/README.md)
 arrays         in Python, (x, y[, groups]), a dict as in an .npz, a data frame, a TensorDataset, or

@@ -8,9 +8,7 @@ what each kind of array becomes, is in the tables of ``dpfed.data.datasets``; ca
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import math
 import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -79,13 +77,12 @@ def read_path(path: Path, columns: Columns, size: int | None) -> dict[str, Table
     """The parts of a file or a directory.
 
     Args:
-        path: an .npz file, or a directory of IDX files or images; tables.py reads tables.
+        path: an .npz file, or a directory of images; tables.py reads tables.
         columns: which arrays or columns to read; a directory has none.
         size: images in a directory are resized to this height and width; None leaves them.
     """
     if path.is_dir():
-        is_idx = any("-images" in p.name and "ubyte" in p.name for p in path.iterdir())
-        return _read_idx(path) if is_idx else _read_folder(path, size)
+        return _read_folder(path, size)
     if path.suffix != ".npz":
         raise DataError(
             f"{path.name!r} has an unknown type; use .csv, .npz, .parquet, or a directory"
@@ -239,37 +236,6 @@ def choose_group(asked: str | None, present: Iterable[str], where: str) -> str |
 
 
 # ------------------------------------------------------------------------------------------ images
-
-
-def _read_idx(path: Path) -> dict[str, TablePart]:
-    """MNIST's format: 00 00 08 <axes>, the big-endian uint32 sizes, then the bytes."""
-    parts = {}
-    for part, stems in {"train": ("train",), "test": ("t10k", "test")}.items():
-        images, labels = (_find_idx(path, stems, kind) for kind in ("images", "labels"))
-        if images is not None and labels is not None:
-            parts[part] = TablePart(_parse_idx(images), _parse_idx(labels))
-    return parts
-
-
-def _find_idx(path: Path, stems: Sequence[str], kind: str) -> Path | None:
-    found = sorted({p for stem in stems for p in path.glob(f"*{stem}-{kind}*ubyte*")})
-    if len(found) > 1 and {p.name.removesuffix(".gz") for p in found} != {found[0].name}:
-        listed = ", ".join(p.name for p in found)
-        raise DataError(f"{listed} all look like {stems[0]} {kind}; keep one in {path.name!r}")
-    return found[0] if found else None
-
-
-def _parse_idx(path: Path) -> NDArray[np.uint8]:
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise unreadable(path, "an IDX file", error, "download it again") from error
-    axes = raw[3] if raw[:3] == b"\0\0\x08" and len(raw) > 3 else 0
-    start = 4 + 4 * axes
-    shape = tuple(int.from_bytes(raw[i : i + 4], "big") for i in range(4, start, 4))
-    if not axes or len(raw) != start + math.prod(shape):
-        raise DataError(f"{path.name!r} is not a complete IDX file of bytes; download it again")
-    return np.frombuffer(raw, dtype=np.uint8, offset=start).reshape(shape)
 
 
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
