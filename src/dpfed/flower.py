@@ -126,7 +126,8 @@ def make_plan(
     """A Plan from a recipe's sections: calibrated, and refused if it is unsound.
 
     Both sides of an app call it with the same arguments. Without a method, client or server a model
-    that a method brings is trained by it (Standardised by dp-fedauto), any other by DP-FedGD.
+    that a method brings is trained by it (Standardised by dp-fedauto), a network that is given as
+    ``model`` by drawn minibatches and Adam, any other by DP-FedGD.
 
     Args:
         clients: how many clients there are, if a client is the unit; else each client's public
@@ -156,9 +157,11 @@ def make_plan(
     from dpfed.recipes.schema import parse, with_default
     from dpfed.training.signal import warn_of_noise
 
+    tables: Mapping[str, Any] = sections
+    if "model" in sections:
+        layout, tables = _of_model(sections, layout)
     if layout is not None and not isinstance(layout, Layout):
         layout = recognised(layout_of(layout))
-    tables: Mapping[str, Any] = sections
     method = None if layout is None else method_of(layout.trained_by)
     if method is not None:
         tables = with_default(tables, method)
@@ -170,6 +173,25 @@ def make_plan(
     if layout is not None:
         warn_of_noise(plan, layout)
     return plan
+
+
+def _of_model(sections: Mapping[str, Any], layout: Any) -> tuple[Any, Mapping[str, Any]]:
+    """The layout of the model among a plan's sections, and the sections with its default."""
+    from torch import nn
+
+    from dpfed.core.vector import layout_of
+    from dpfed.data.modules import Network
+    from dpfed.recipes.schema import with_default
+
+    tables, model = dict(sections), sections["model"]
+    del tables["model"]
+    if isinstance(model, Network | nn.Module):
+        tables = with_default({**tables, "model": {"name": "network"}})
+        tables.pop("model", None)
+        if layout is None and isinstance(model, nn.Module):
+            trained = {n: each for n, each in model.named_parameters() if each.requires_grad}
+            return layout_of(trained), tables
+    return (getattr(model, "layout", None) if layout is None else layout), tables
 
 
 def _size(recipe: Recipe, clients: int) -> float:

@@ -131,9 +131,9 @@ def test_a_part_can_be_drawn_and_no_other_is_read() -> None:
         return [Products(left, right)], torch.ones(len(index), dtype=torch.bool)
 
     whole = Ghost(factors, Chunks(lambda i: rows[i], 7, 6, 2))
-    found = whole.select(kept).clipped_sum(CLIP).vector
+    found = whole.select(kept, 5).clipped_sum(CLIP).vector
     torch.testing.assert_close(found, Dense(rows[kept]).clipped_sum(CLIP).vector)
-    assert read == [0, 3, 4, 6]
+    assert read == [0, 3, 4, 6, 1]  # one that was not drawn fills the room
     none = whole.select(torch.zeros(7, dtype=torch.bool))
     assert none.units == 0
     assert not none.clipped_sum(CLIP).vector.any()

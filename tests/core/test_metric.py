@@ -113,4 +113,4 @@ def test_rows_say_how_far_a_replaced_one_moves_them() -> None:
     assert rows.clipped_sum(1.0).replace_bound == 1.5
     assert rows.clipped_sum(0.5).replace_bound == 1.0
     kept = rows.select(torch.tensor([True, False, True]))
-    assert (kept.units, kept.distance) == (2, 1.5)
+    assert (kept.matrix.sum().item(), kept.units, kept.distance) == (2.0, 3, 1.5)

@@ -20,7 +20,7 @@ from dpfed.accounting.guarantee import epsilon_of_event
 from dpfed.core.errors import BadRelease, RecipeError, Unpriceable, UnsoundPlan
 from dpfed.core.randomness import Noise
 from dpfed.core.rows import Chunks, Dense, Outer, Scaled
-from dpfed.core.sampling import EVERYONE, Everyone, Poisson
+from dpfed.core.sampling import CHANCE_OF_MORE, EVERYONE, Everyone, Poisson, most_drawn
 from dpfed.core.types import Adjacency, BoundedSum, Facts, Rows
 from dpfed.mechanisms.clear import clear
 from dpfed.mechanisms.gaussian import gaussian
@@ -208,6 +208,7 @@ def test_the_price_is_dp_accountings_own(
     assert f"drawn for a release with probability {rate:g}, known to its client only" in str(
         plan.guarantee()
     )
+    assert plan.guarantee().claims[0].delta_reserved < 1e-10
 
 
 @pytest.mark.parametrize("adjacency", list(Adjacency))
@@ -219,9 +220,12 @@ def test_a_fixed_size_draw_is_not_accounted_for_as_poisson(adjacency: Adjacency)
         epsilon_of_event(event, 1e-5, adjacency)
 
 
-def test_poisson_under_replace_one_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UnsoundPlan, match="adjacency = 'zero-out' or 'add-remove'"):
-        sampled_plan(record_rate=0.1, epsilon=1.0)
+def test_the_most_that_are_drawn_is_a_bound_and_not_far_off() -> None:
+    for units, rate in ((60_000, 0.1), (3000, 0.1), (500, 0.5), (64, 0.02), (1, 0.3), (0, 0.3)):
+        most = most_drawn(units, rate)
+        assert float(stats.binom.logsf(most, units, rate)) <= math.log(CHANCE_OF_MORE)
+        assert most <= min(units, units * rate + 14 * math.sqrt(units * rate) + 100)
+    assert most_drawn(50, 1.0) == 50
 
 
 @pytest.mark.slow

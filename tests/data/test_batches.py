@@ -116,7 +116,7 @@ def test_records_are_read_when_they_are_needed_and_no_others() -> None:
     data.read.clear()
     people: Any = problem.rows(network().initial(0), Unit.GROUP)
     people.select(torch.arange(10) == 6).clipped_sum(CLIP)
-    assert data.read == [12, 13]
+    assert data.read == list(range(20))  # how many records a person has would show
 
 
 def test_integers_and_pairs_are_taken() -> None:

@@ -212,7 +212,10 @@ def says(name: str, value: Any, before: str, after: str) -> Callable[[Pack], Non
 
 
 IDEAL, RESEARCH = "idealized arithmetic", "noise keyed by a seed (research only)"
-DRAWN = "each record is drawn for a release with probability 0.01, known to its client only"
+DRAWN = (
+    "each record is drawn for a release with probability 0.01, known to its client only (how long "
+    "a release takes is not covered)"
+)
 exact_arithmetic = says("idealized", False, IDEAL, "exact integer arithmetic")
 system_noise = says("noise", "os", RESEARCH, "noise from the operating system")
 drawn_records = says("draws", DRAWN, IDEAL, f"{DRAWN}; {IDEAL}")

@@ -55,6 +55,8 @@ NONE = "no accounting, since nothing is hidden"
 
 SERVER = "the server"
 READER = "whoever gets the model"
+MOST_DRAWN_EPSILON = 50.0
+"""The largest epsilon for which delta covers the chance that the number of drawn units shows."""
 OTHERS = f"all other clients and {READER}"
 """The adversaries who all face the same noise: one share of it, or the server's."""
 
@@ -70,7 +72,8 @@ class Claim:
     event: Json
     """The releases as a tree of dp_accounting's events."""
     delta_reserved: float = 0.0
-    """The part of delta for a secure sum's own chance of failure: epsilon is at the rest."""
+    """The part of delta for a secure sum's own chance of failure, and for the chance that a release
+    shows how many units were drawn: epsilon is at the rest."""
 
 
 @dataclass(frozen=True)
@@ -304,8 +307,8 @@ def guarantee(
         delta: the delta of all claims, at least 1e-300 and below 1.
         noise: where the noise comes from; the guarantee's text states it.
         rounds: the number of rounds, used in the guarantee's text.
-        delta_reserved: the part of delta for a secure sum's own chance of failure, at least 0 and
-            below delta; LOCAL trust ignores it.
+        delta_reserved: the part of delta that epsilon is not stated at, at least 0 and below delta:
+            for a secure sum's own chance of failure, and for units that are drawn.
         server: under DISTRIBUTED trust, the kind of server that the sum withstands, in words, with
             the clients on its side.
         colluders: how many clients pool what they know, at least 0; the caller has left out their
@@ -320,7 +323,7 @@ def guarantee(
         )
     first = mechanisms[0]
     if first.trust is Trust.LOCAL:
-        claims = _local(made, delta, colluders)
+        claims = _local(made, delta, colluders, delta_reserved)
     else:
         claims = _pooled(made, delta, delta_reserved, server)
     return Guarantee(
@@ -371,7 +374,7 @@ def _draws(made: TrainingReleases) -> str:
     rates = {m.sampling.rate for m in mechanisms} - {1.0}
     said = [
         f"each {mechanisms[0].unit} is drawn for a release with probability {rate:g}, known to its "
-        f"client only"
+        f"client only (how long a release takes is not covered)"
         for rate in sorted(rates)
     ]
     if made.draw.rate != 1:
@@ -392,13 +395,15 @@ def _limits(made: TrainingReleases) -> list[str]:
     ]
 
 
-def _local(made: TrainingReleases, delta: float, colluders: int) -> tuple[Claim, ...]:
+def _local(
+    made: TrainingReleases, delta: float, colluders: int, delta_reserved: float
+) -> tuple[Claim, ...]:
     def outside(use: ChannelUse) -> float:
         """Correlated noise of others does not count: it depends on their earlier rounds."""
         return use.shares if made.pooled and made.channels[use.channel].independent else 1.0
 
-    server = _claim(SERVER, made, delta, lambda _: 1.0)
-    others = _claim(_pooling(colluders), made, delta, outside)
+    server = _claim(SERVER, made, delta, lambda _: 1.0, delta_reserved)
+    others = _claim(_pooling(colluders), made, delta, outside, delta_reserved)
     if others.epsilon < server.epsilon:
         return server, others
     return (replace(server, adversary=f"{SERVER}, {OTHERS}"),)
@@ -446,6 +451,12 @@ def _claim(
     event = made.event(facing)
     adjacency = next(iter(made.channels.values())).adjacency
     epsilon, accounting = epsilon_of(event, delta - delta_reserved, adjacency)
+    drawn = any(mechanism.sampling.rate != 1 for mechanism in made.channels.values())
+    if drawn and MOST_DRAWN_EPSILON < epsilon < math.inf:
+        raise Unpriceable(
+            f"epsilon must be at most {MOST_DRAWN_EPSILON:g} where units are drawn, got "
+            f"{epsilon:.4g}: with less noise their number may show; use more, or a rate of 1"
+        )
     return Claim(
         adversary=adversary,
         epsilon=epsilon,

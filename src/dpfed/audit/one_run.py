@@ -42,7 +42,7 @@ from dpfed.core.errors import RoundAborted
 from dpfed.core.log import log
 from dpfed.core.metric import Judged, MetricRow
 from dpfed.core.randomness import Noise, public_seed
-from dpfed.core.rows import Dense, UnitRows
+from dpfed.core.rows import Dense, UnitRows, or_zero
 from dpfed.core.sum_protocol import Messages, Session
 from dpfed.core.types import UPDATE, Adjacency, BoundedSum, Problem, Rows, Trust, Unit, Vector
 from dpfed.training import inprocess
@@ -101,10 +101,12 @@ class RowsWithCanaries:
         """All rows as one matrix, for methods that accept nothing else."""
         return torch.cat(list(self.unit_rows())).to(self.canaries.dtype)
 
-    def select(self, kept: torch.Tensor) -> RowsWithCanaries:
-        """The rows of the units in ``kept``."""
+    def select(self, kept: torch.Tensor, room: int = 0) -> RowsWithCanaries:
+        """The rows of the units in ``kept``, and rows of zeros."""
         own = int(self.inner.units)
-        return RowsWithCanaries(self.inner.select(kept[:own]), self.canaries[kept[own:]])
+        return RowsWithCanaries(
+            self.inner.select(kept[:own], room), or_zero(kept[own:], self.canaries)
+        )
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         """The sum of the client's rows and its canaries'."""

@@ -26,7 +26,7 @@ bit: norms are added up by halves, whatever lies beside a row. Otherwise a serve
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -65,9 +65,9 @@ class _Wrapped:
 class ScaledByClip(_Wrapped):
     """The rows, each divided by ``by``."""
 
-    def select(self, kept: torch.Tensor) -> ScaledByClip:
-        """The rows of the units in ``kept``."""
-        return ScaledByClip(self.rows.select(kept), self.by)
+    def select(self, kept: torch.Tensor, room: int = 0) -> ScaledByClip:
+        """The rows of the units in ``kept``, and rows of zeros."""
+        return ScaledByClip(self.rows.select(kept, room), self.by)
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         """Clip in the rows' own units, add up, divide."""
@@ -101,9 +101,9 @@ def _over(made: torch.Tensor, by: float) -> torch.Tensor:
 class ClipIndicator(_Wrapped):
     """One number per unit: 1/2 if its row's norm is at most ``by``, else -1/2."""
 
-    def select(self, kept: torch.Tensor) -> ClipIndicator:
-        """The numbers of the units in ``kept``."""
-        return ClipIndicator(self.rows.select(kept), self.by)
+    def select(self, kept: torch.Tensor, room: int = 0) -> ClipIndicator:
+        """The numbers of the units in ``kept``; a row of zeros counts as 0."""
+        return ClipIndicator(self.rows.select(kept, room), self.by)
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         """The sum of the units' numbers."""
@@ -151,5 +151,6 @@ def _norms_around(rows: Rows, by: float) -> torch.Tensor:
         return unit_norms(rows)
     norms = row_norms(rows.residual) * rows.feature_norms.double()
     surely = ((norms - by).abs() > by * _NEAR_CLIP) & (norms > _MIN_NORM) & torch.isfinite(norms)
-    norms[~surely] = unit_norms(rows.select(~surely))
+    unsure = replace(rows, residual=rows.residual[~surely], feature=rows.feature[~surely])
+    norms[~surely] = unit_norms(unsure)
     return norms

@@ -56,7 +56,7 @@ from dpfed.core.clipping import (
     rows_in_block,
     weighted,
 )
-from dpfed.core.rows import Chunks, members_of, records_of, sum_of
+from dpfed.core.rows import Chunks, computed, members_of, or_zero, sum_of
 from dpfed.core.types import BoundedSum, Vector
 
 CANCELLING = 32.0
@@ -344,8 +344,7 @@ def _zero_or(tensor: torch.Tensor, kept: slice | torch.Tensor) -> torch.Tensor:
     """A slice of records; or all, with zeros for those not kept (0 times a NaN is a NaN)."""
     if isinstance(kept, slice):
         return tensor[kept]
-    shape = (len(kept),) + (1,) * (tensor.dim() - 1)
-    return torch.where(kept.to(tensor.device).view(shape), tensor, 0.0)
+    return or_zero(kept, tensor)
 
 
 # ------------------------------------------------------------------------------------------- rows
@@ -371,10 +370,16 @@ class Ghost:
         """The records, or the persons."""
         return self.alone.units
 
-    def select(self, kept: torch.Tensor) -> Ghost:
-        """The rows of the units in ``kept``: no other record is read."""
-        index = records_of(kept, self.alone.groups)
-        return Ghost(lambda part: self.factors(index[part]), self.alone.select(kept))
+    def select(self, kept: torch.Tensor, room: int = 0) -> Ghost:
+        """The rows of the units in ``kept``, and rows of zeros of those that fill the room."""
+        index, counted = computed(kept, self.alone.groups, room)
+
+        def factors(part: torch.Tensor) -> tuple[Sequence[Layer], torch.Tensor]:
+            layers, usable = self.factors(index[part])
+            chosen = usable & counted[part]  # all blocks are copied, whoever is in them
+            return [layer.part(chosen) for layer in layers], torch.ones_like(usable)
+
+        return Ghost(factors, self.alone.select(kept, room))
 
     def unit_rows(self) -> Iterator[torch.Tensor]:
         """Rows before the clip, materialised. Sensitive."""

@@ -48,7 +48,14 @@ from dpfed.core.clipping import (
 )
 from dpfed.core.errors import BadRelease, UnsoundPlan
 from dpfed.core.grid import SHORTFALL
-from dpfed.core.rows import count_units, linear_matrix, linear_vector, members_of, records_of
+from dpfed.core.rows import (
+    count_units,
+    counted_records,
+    linear_matrix,
+    linear_vector,
+    members_of,
+    or_zero,
+)
 from dpfed.core.types import BoundedSum, Problem, Rows, Unit, Vector
 
 OFF = SHORTFALL
@@ -154,11 +161,11 @@ class Gram:
         """Records, groups, or the one client."""
         return 1 if self.mean else count_units(len(self.feature), self.groups)
 
-    def select(self, kept: torch.Tensor) -> Gram:
-        """The rows of the units in ``kept``."""
-        index = records_of(_spread(kept, len(self.feature), self.mean), self.groups)
-        groups = None if self.groups is None else self.groups[index]
-        return replace(self, feature=self.feature[index], groups=groups)
+    def select(self, kept: torch.Tensor, room: int = 0) -> Gram:
+        """The rows of the units in ``kept``; zeros for the others."""
+        del room
+        counted = counted_records(_spread(kept, len(self.feature), self.mean), self.groups)
+        return replace(self, feature=or_zero(counted, self.feature))
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         """The upper triangle of the sum."""
@@ -220,10 +227,12 @@ class Hessians:
         """Records, groups, or the one client."""
         return 1 if self.mean else count_units(len(self.feature), self.groups)
 
-    def select(self, kept: torch.Tensor) -> Hessians:
-        """The rows of the units in ``kept``."""
-        kept = _spread(kept, len(self.feature), self.mean)
-        return self._at(records_of(kept, self.groups))
+    def select(self, kept: torch.Tensor, room: int = 0) -> Hessians:
+        """The rows of the units in ``kept``; zeros for the others."""
+        del room
+        counted = counted_records(_spread(kept, len(self.feature), self.mean), self.groups)
+        curvature, feature = (or_zero(counted, each) for each in (self.curvature, self.feature))
+        return replace(self, curvature=curvature, feature=feature)
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         """The upper triangle of the sum."""

@@ -79,14 +79,19 @@ class UnitRows(Rows, Protocol):
 
 @runtime_checkable
 class Selectable(Protocol):
-    """Rows from which units can be sampled."""
+    """Rows from which units can be drawn, and that do not show how many were."""
 
     @property
     def units(self) -> int:
         """The number of units."""
 
-    def select(self, kept: torch.Tensor) -> Rows:
-        """The rows of the units that are True in ``kept``."""
+    def select(self, kept: torch.Tensor, room: int = 0) -> Rows:
+        """The rows of the units that are True in ``kept``, and rows of zeros.
+
+        Args:
+            kept: which units are drawn. Sensitive, as is their number.
+            room: for how many units rows are computed whoever is drawn, where that takes time.
+        """
 
 
 class _ByUnit:
@@ -136,10 +141,11 @@ class Dense(_ByUnit):
         """Records, or groups if there are any."""
         return count_units(len(self.matrix), self.groups)
 
-    def select(self, kept: torch.Tensor) -> Dense:
-        """The rows of the units in ``kept``."""
-        index = records_of(kept, self.groups)
-        return Dense(self.matrix[index], _part(self.groups, index))
+    def select(self, kept: torch.Tensor, room: int = 0) -> Dense:
+        """The rows of the units in ``kept``; zeros for the others."""
+        del room
+        counted = counted_records(kept, self.groups)
+        return replace(self, matrix=or_zero(counted, self.matrix))
 
     @property
     def _length(self) -> int:
@@ -165,10 +171,6 @@ class MetricRows(Dense):
     """Joint rows of metrics, one per unit; replacing one moves the sum by at most ``distance``."""
 
     distance: float = math.inf  # infinity: only the bound that all clipped rows have
-
-    def select(self, kept: torch.Tensor) -> MetricRows:
-        """The rows of the units in ``kept``."""
-        return replace(self, matrix=self.matrix[kept])
 
     def clipped_sum(self, clip: float) -> BoundedSum:
         """The sum, with ``distance`` as its replace bound if that is smaller."""
@@ -244,12 +246,33 @@ def count_units(records: int, groups: torch.Tensor | None) -> int:
     return records if groups is None else len(torch.unique(groups))
 
 
-def records_of(kept: torch.Tensor, groups: torch.Tensor | None) -> torch.Tensor:
-    """The indices of the records of the units in ``kept``; groups in the order of their numbers."""
+def counted_records(kept: torch.Tensor, groups: torch.Tensor | None) -> torch.Tensor:
+    """Which records are of the units in ``kept``; groups are in the order of their numbers."""
+    if groups is None:
+        return kept
+    _, unit = torch.unique(groups, return_inverse=True)
+    return kept[unit]
+
+
+def computed(
+    kept: torch.Tensor, groups: torch.Tensor | None, room: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The records whose rows are computed, those that were drawn first, and which of them count.
+
+    Others fill the room: reading and computing them takes the time and the memory that drawn ones
+    take. Persons have any number of records, so that all of them are computed.
+    """
     if groups is not None:
-        _, unit = torch.unique(groups, return_inverse=True)
-        kept = kept[unit]
-    return torch.nonzero(kept).squeeze(1)
+        return torch.arange(len(groups)), counted_records(kept, groups)
+    order = torch.argsort(kept.logical_not(), stable=True)
+    index = order[: max(room, int(kept.sum()))]
+    return index, kept[index]
+
+
+def or_zero(counted: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The values of the records that count, and zeros for the rest (0 times a NaN is a NaN)."""
+    shape = (len(counted),) + (1,) * (values.dim() - 1)
+    return torch.where(counted.to(values.device).view(shape), values, 0.0)
 
 
 def _part(values: torch.Tensor | None, index: torch.Tensor) -> torch.Tensor | None:
@@ -277,17 +300,10 @@ class Outer(_ByUnit):
         """Records, or groups if there are any."""
         return count_units(len(self.residual), self.groups)
 
-    def select(self, kept: torch.Tensor) -> Outer:
-        """The rows of the units in ``kept``."""
-        index = records_of(kept, self.groups)
-        groups, norms = _part(self.groups, index), _part(self.feature_norms, index)
-        return Outer(
-            residual=self.residual[index],
-            feature=self.feature[index],
-            bias=self.bias,
-            groups=groups,
-            feature_norms=norms,
-        )
+    def select(self, kept: torch.Tensor, room: int = 0) -> Outer:
+        """The rows of the units in ``kept``; zeros for the others."""
+        del room
+        return replace(self, residual=or_zero(counted_records(kept, self.groups), self.residual))
 
     @property
     def _length(self) -> int:
@@ -408,13 +424,16 @@ class Chunks(_ByUnit):
         """Records, or groups if there are any."""
         return count_units(self.records, self.groups)
 
-    def select(self, kept: torch.Tensor) -> Chunks:
-        """The rows of the units in ``kept``: only their gradients are ever computed."""
-        index = records_of(kept, self.groups)
+    def select(self, kept: torch.Tensor, room: int = 0) -> Chunks:
+        """The rows of the units in ``kept``, and as many rows of zeros as fill the room.
+
+        Gradients are computed for the others, too, and put away: see ``computed``.
+        """
+        index, counted = computed(kept, self.groups, room)
         groups = _part(self.groups, index)
         return replace(
             self,
-            gradients=lambda part: self.gradients(index[part]),
+            gradients=lambda part: or_zero(counted[part], self.gradients(index[part])),
             records=len(index),
             groups=groups,
         )
@@ -466,9 +485,9 @@ class Scaled(_ByUnit):
         """The number of units of ``rows``."""
         return self.rows.units
 
-    def select(self, kept: torch.Tensor) -> Scaled:
-        """The rows of the units in ``kept``."""
-        return Scaled(self.rows.select(kept), self.scale)
+    def select(self, kept: torch.Tensor, room: int = 0) -> Scaled:
+        """The rows of the units in ``kept``, and rows of zeros."""
+        return Scaled(self.rows.select(kept, room), self.scale)
 
     @property
     def _length(self) -> int:

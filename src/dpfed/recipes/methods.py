@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpfed.core import registry
 from dpfed.core.checks import refuse
 from dpfed.core.errors import RecipeError
-from dpfed.core.types import UPDATE, Adjacency, ClientAlgorithm, Facts, Trust, Unit, channels_due
+from dpfed.core.types import UPDATE, ClientAlgorithm, Facts, Trust, Unit, channels_due
 
 if TYPE_CHECKING:
     from dpfed.core.vector import Layout
@@ -104,7 +104,7 @@ NETWORK = Method(
 )
 """What such a recipe has instead if its model is a network: lab/studies/networks-untuned."""
 NETWORK_DRAW = 0.1
-"""The probability with which it draws each unit, where a draw has a proven bound."""
+"""The probability with which it draws each unit."""
 DRAWN: dict[str, tuple[float, float]] = {
     "privacy.epsilon": (1e-6, 50.0),
     "privacy.std_over_clip": (0.05, 1e9),
@@ -133,15 +133,14 @@ def is_able(method: Method, tree: Mapping[str, Any]) -> bool:
 def network_tables(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The default of networks, under the tables that a recipe gives itself.
 
-    Units are drawn only if the recipe says nothing of draws, and its adjacency is one under which
-    a Poisson draw has a proven bound (not replace-one, the default). Nor are they with so little
-    noise that an accountant would take minutes.
+    Units are drawn only if the recipe says nothing of draws, and not with so little noise that an
+    accountant would take minutes.
 
     Args:
         tree: a recipe's tables without method, client, server and train.
 
-    >>> network_tables({"rounds": 50, "privacy": {"adjacency": "zero-out"}})["privacy"]
-    {'record_rate': 0.1, 'adjacency': 'zero-out'}
+    >>> network_tables({"rounds": 50, "privacy": {"epsilon": 3.0}})["privacy"]
+    {'record_rate': 0.1, 'epsilon': 3.0}
     """
     privacy = tree.get("privacy", {})
     made = {
@@ -158,8 +157,7 @@ def network_tables(tree: Mapping[str, Any]) -> dict[str, Any]:
 def _drawable(privacy: Mapping[str, Any]) -> bool:
     epsilon, ratio = privacy.get("epsilon"), privacy.get("std_over_clip")
     return (
-        privacy.get("adjacency") in (Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE)
-        and not privacy.keys() & {"client_rate", "cohort"}
+        not privacy.keys() & {"client_rate", "cohort"}
         and not (isinstance(epsilon, int | float) and epsilon > DRAWN["privacy.epsilon"][1])
         and not (isinstance(ratio, int | float) and ratio < DRAWN["privacy.std_over_clip"][0])
     )

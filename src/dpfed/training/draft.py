@@ -18,11 +18,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from dpfed.accounting.guarantee import MOST_DRAWN_EPSILON
 from dpfed.core.chain import chain
 from dpfed.core.metric import Metrics
 from dpfed.core.participation import Participation
 from dpfed.core.randomness import Noise
-from dpfed.core.sampling import EVERYONE, Everyone
+from dpfed.core.sampling import CHANCE_OF_MORE, EVERYONE, Everyone
 from dpfed.core.sum_protocol import Sum
 from dpfed.core.types import (
     METRICS,
@@ -270,7 +271,14 @@ class Draft:
 
     @property
     def delta_reserved(self) -> float:
-        """The part of delta that the sum's chance of failure takes: others drop out each time."""
+        """The part of delta for what a release or a sum may show by a tiny chance.
+
+        More units may be drawn than are computed whoever is drawn: two worlds that are (epsilon,
+        delta)-close without it are apart by that chance times 1 + exp(epsilon) more. And a secure
+        sum may fail: others drop out each time.
+        """
+        drawn = (name for name, each in self.channels.items() if each.sampling.rate != 1)
+        shown = sum(map(self.planned, drawn)) * CHANCE_OF_MORE * (1 + math.exp(MOST_DRAWN_EPSILON))
         if self.update.trust is not Trust.DISTRIBUTED:
-            return 0.0
-        return self.attempts * self.sum.failure(len(self.nominal), self.colluders)
+            return shown
+        return shown + self.attempts * self.sum.failure(len(self.nominal), self.colluders)

@@ -345,9 +345,9 @@ class EmptyRows:
     size: int = 0
     units: int = 0
 
-    def select(self, kept: torch.Tensor) -> EmptyRows:
+    def select(self, kept: torch.Tensor, room: int = 0) -> EmptyRows:
         """These rows, whoever is drawn."""
-        del kept
+        del kept, room
         return self
 
     def clipped_sum(self, clip: float) -> BoundedSum:
