@@ -5,8 +5,8 @@
 
 Both are the default of networks (Adam on noisy gradients of records, paced); one draws a tenth of
 the records in each step, the other takes all of them. One silo, so that few records suffice, local
-trust, epsilon for each record under replace-one at delta 1e-5. Noise is found once for an epsilon. Data: Adult as LIBSVM's a9a, Fashion-MNIST (Debian's
-dataset-fashion-mnist).
+trust, epsilon for each record under replace-one at delta 1e-5. The noise of an epsilon is searched
+once. Data: Adult as LIBSVM's a9a, Fashion-MNIST as Debian's dataset-fashion-mnist has it.
 """
 
 from __future__ import annotations
