@@ -261,6 +261,11 @@ def computed(
 
     Others fill the room: reading and computing them takes the time and the memory that drawn ones
     take. Persons have any number of records, so that all of them are computed.
+
+    Args:
+        kept: which units are drawn. Sensitive, as is their number.
+        groups: whose record each one is; None if nobody has several.
+        room: for how many units rows are computed whoever is drawn.
     """
     if groups is not None:
         return torch.arange(len(groups)), counted_records(kept, groups)
