@@ -32,6 +32,7 @@ from dpfed.core.errors import DataError, UnsoundPlan
 from dpfed.core.jail import run_in_child
 from dpfed.silo import gate
 from dpfed.silo.gate import only_gate
+from tests.cli.test_start import trained
 from tests.helpers.handlers import _own_environment, approved, enrolment, order, said  # noqa: F401
 from tests.helpers.ledgers import B2, BUDGET, KEY, request
 from tests.silo.gates import Silo, read, terms_for
@@ -300,3 +301,32 @@ def test_a_second_process_leaves_the_first_ones_socket_alone(tmp_path: Path) -> 
     finally:
         first.kill()
         second.kill()
+
+
+# ------------------------------------------------------------------------ a stranger's run's folder
+
+
+def test_no_page_on_a_strangers_folder_opens_what_its_recipe_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, it made tables in any database, and folders of any name."""
+    from dpfed.cli import start
+
+    other = tmp_path / "home" / "cookies.sqlite"
+    other.parent.mkdir()
+    db = sqlite3.connect(other)
+    db.execute("CREATE TABLE cookies (a)")
+    db.close()
+    before = other.read_bytes()
+    opened: list[Path] = []
+    for named in (other, tmp_path / "none" / "ledger.sqlite"):
+        out = trained(tmp_path / named.parent.name / "out", {"epsilon": 2.0})
+        recipe = (out / "recipe.toml").read_text()
+        (out / "recipe.toml").write_text(f'{recipe}\n[ledger]\ndataset = "x"\npath = "{named}"\n')
+        monkeypatch.setattr(Ledger, "__init__", lambda _, path, **__: opened.append(path))
+        start.explain(out)
+        monkeypatch.undo()
+        assert opened == []
+        assert "which is opened only if you name" in (out / "statement.md").read_text()
+    assert other.read_bytes() == before
+    assert not (tmp_path / "none" / "ledger.sqlite").exists()

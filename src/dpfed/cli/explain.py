@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One page that states what a run guarantees, for people who decide and did not run it.
 
-It is made of what ``dpfed run --out`` wrote (guarantee.json, recipe.toml), and of the ledger if the
-recipe names one. Nothing is trained. Each claim's epsilon is computed again from its own tree of
+It is made of what ``dpfed run --out`` wrote (guarantee.json, recipe.toml), and of a ledger if you
+name its file: a recipe's ledger is not opened, since its folder may be a stranger's. Nothing is
+trained. Each claim's epsilon is computed again from its own tree of
 events, and a smaller claim is refused. The guarantee stands first, as one line with its assumptions
 below; guarantee.json has it as one sentence. The page is written as Markdown, and as HTML that
 loads nothing and runs no script.
@@ -15,7 +16,7 @@ Guarantee: no figure is smaller than its bound; a run without a guarantee says s
 | no recipe.toml (a Flower app's folder)  | what only the recipe knows is left out                |
 | fewer took part than the plan has       | said, with the roster's names, round by round; not    |
 |                                         | where a draw of clients is secret                     |
-| the ledger is not on this machine       | said; the run's own figures stand alone               |
+| the recipe names a ledger               | said; the run's own figures stand alone               |
 | the ledger was tampered with            | DataError: no total is stated                         |
 | its sentence and claims disagree        | RecipeError: one of them was edited                   |
 """
@@ -74,7 +75,7 @@ class StatementMaterial:
     evidence: str = ""
     """What `dpfed verify` says of the folder's evidence, in a sentence; "" if there is none."""
     ledger: Path | None = None
-    """A ledger's file to sum up as a whole, whatever the recipe names."""
+    """A ledger's file to sum up; what a recipe names is not opened: it may be a stranger's."""
 
     @property
     def private(self) -> bool:
@@ -425,8 +426,7 @@ def _in_rounds(each: Mapping[str, Any], planned: int) -> str:
 
 def _all_runs(material: StatementMaterial) -> Section:
     title = "All runs on the same data"
-    path, dataset = _where(material)
-    enforced = material.guarantee.enforced
+    path, enforced = material.ledger, material.guarantee.enforced
     if path is None and enforced == GATED:
         return Section(
             title,
@@ -446,6 +446,14 @@ def _all_runs(material: StatementMaterial) -> Section:
                 "(dpfed ledger show).",
             ),
         )
+    if path is None and material.recipe is not None and material.recipe.ledger is not None:
+        return Section(
+            title,
+            (
+                "The figures above are for this run alone. Its recipe names a ledger, which is "
+                "opened only if you name its file: dpfed explain FOLDER --ledger FILE.",
+            ),
+        )
     if path is None:
         return Section(
             title,
@@ -455,12 +463,9 @@ def _all_runs(material: StatementMaterial) -> Section:
                 "keeps the total.",
             ),
         )
-    if not path.exists():
-        said = f"The ledger {path} is not on this machine: ask its owner for the total."
-        return Section(title, (said,))
-    rows = totals(path, dataset, material.guarantee.delta)
+    rows = totals(path, material.guarantee.delta)
     if not rows:
-        return Section(title, (f"The ledger {path} has nothing on {dataset!r} yet.",))
+        return Section(title, (f"The ledger {path} has no entry yet.",))
     if _lacks(rows, material.guarantee):
         said = f"The ledger {path.name} does not have this run: its totals are below the run's own."
         return Section(title, (f"{said} Ask whoever keeps the run's ledger for the total.",))
@@ -485,40 +490,21 @@ def _lacks(rows: list[tuple[str, ...]], own: Guarantee) -> bool:
     return lower and len(bounded) == len(rows)
 
 
-def _where(material: StatementMaterial) -> tuple[Path | None, str | None]:
-    """The ledger's file, and the data set in it that the recipe names."""
-    from dpfed.core.environment import ledger_path
-
-    if material.ledger is not None:
-        return material.ledger, None
-    recipe = material.recipe
-    if recipe is None or recipe.ledger is None:
-        return None, None
-    named = recipe.ledger.path
-    return ledger_path() if named is None else Path(named).expanduser(), recipe.ledger.dataset
-
-
-def totals(path: Path, dataset: str | None, delta: float) -> list[tuple[str, ...]]:
+def totals(path: Path, delta: float) -> list[tuple[str, ...]]:
     """Per data set: what its budget is stated for, the number of runs, and their epsilon.
 
     Without a budget there is a row for each guarantee that was given; all releases count in each.
 
     Args:
         path: the ledger's file; one that was tampered with is refused.
-        dataset: the data set that is asked for, by any of its names; None means all.
         delta: at which epsilon is stated if no budget states a delta.
     """
-    from dpfed.accounting.ledger.conversions import LedgerKey
     from dpfed.accounting.ledger.ledger import Ledger
 
     ledger = Ledger(path, create=False)
     ledger.rows()  # refuses a file that was tampered with
-    balance = ledger.balance()
-    name = None if dataset is None else balance.resolve(LedgerKey(dataset)).dataset
     rows: list[tuple[str, ...]] = []
-    for total in balance.totals(delta):
-        if name not in {None, total.key.base}:
-            continue
+    for total in ledger.balance().totals(delta):
         kind = f"{total.key.unit}, {total.key.adjacency}, against {total.key.against}"
         most = f"{total.budget.epsilon:g}" if total.budget else "none declared"
         spent = "no bound" if total.unbounded else round_up(total.epsilon)
@@ -736,7 +722,7 @@ def write_statement(folder: Path, out: Path, ledger: Path | None = None) -> tupl
     Args:
         folder: the run's, with guarantee.json and, if there is one, recipe.toml.
         out: the folder for both files; made if missing.
-        ledger: a ledger's file to sum up as a whole; None means the data set that the recipe names.
+        ledger: a ledger's file to sum up; without it, no ledger is opened.
     """
     material = gather_statement(folder, ledger)
     out.mkdir(parents=True, exist_ok=True)

@@ -176,7 +176,7 @@ def explain(
     out: Annotated[Path | None, typer.Option(help="Another folder for the statement.")] = None,
     ledger: Annotated[
         Path | None,
-        typer.Option(help="Add up this whole ledger. Default: the data set that the recipe names."),
+        typer.Option(help="Add up this ledger. Without it, none is opened."),
     ] = None,
 ) -> None:
     """Write a run's guarantee on one page for decision makers: statement.md and statement.html.
@@ -191,7 +191,7 @@ def explain(
     Args:
         run: a folder that ``dpfed run`` wrote.
         out: the folder for the statement; None is ``run``.
-        ledger: a ledger's file to sum up as a whole; None means the data set that the recipe names.
+        ledger: a ledger's file to sum up; None opens none, whatever the recipe names.
     """
     from dpfed.cli.explain import write_statement
 
