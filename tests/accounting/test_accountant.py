@@ -262,7 +262,6 @@ COMPOSED = [
     ComposedDpEvent([drawn(0.1, 4.0, 5), GaussianDpEvent(9.0), drawn(0.2, 4.0, 1)]),
     SelfComposedDpEvent(ComposedDpEvent([drawn(0.1, 4.0, 2), NoOpDpEvent()]), 4),
     PoissonSampledDpEvent(1.0, GaussianDpEvent(4.0)),
-    PoissonSampledDpEvent(0.0, GaussianDpEvent(4.0)),
     PoissonSampledDpEvent(0.1, GaussianDpEvent(0.0)),
     PoissonSampledDpEvent(0.1, LaplaceDpEvent(4.0)),
 ]

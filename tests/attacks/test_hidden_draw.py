@@ -154,7 +154,7 @@ def test_rows_and_the_log_have_no_realised_number(caplog: pytest.LogCaptureFixtu
 
 def test_a_round_without_anybody_has_the_full_noise() -> None:
     """An empty draw is a total of zeros plus noise, like any other."""
-    plan = plan_of("gradient", rounds=1, nominal=[1.0], rate=1e-9)
+    plan = plan_of("gradient", rounds=1, nominal=[1.0], rate=1e-6)
     *_, last = trained(plan, present=True)
     assert last.result is not None
     assert last.result.aggregate is not None

@@ -25,10 +25,12 @@ from dpfed.core.rows import MetricRows
 STRANGE = (0.0, -0.0, 1.0, -1.0, 1e-310, 1e38, -1e300, 1e308, math.inf, -math.inf, math.nan)
 
 
-def saying(*rows: list[float], bound: float = 1.0) -> tuple[Metric, ScoredRecords]:
+def saying(
+    *rows: list[float], bound: float = 1.0, apart: float = math.sqrt(2)
+) -> tuple[Metric, ScoredRecords]:
     """A metric that says these rows, and as many records."""
     table = torch.tensor(rows, dtype=torch.float64)
-    metric = Metric(len(rows[0]), lambda _: table, lambda m, s: {}, ("x",), bound, bound)
+    metric = Metric(len(rows[0]), lambda _: table, lambda m, s: {}, ("x",), bound, apart * bound)
     return metric, ScoredRecords(*(torch.zeros(len(rows)) for _ in range(4)))
 
 
@@ -52,6 +54,20 @@ def test_a_part_keeps_its_bound_and_has_nothing_below_zero(
         made = joint_row([metric])(records)[0]
         assert made.tolist() == pytest.approx(kept, rel=2e-6)
         assert float(made.norm()) <= 1
+
+
+@pytest.mark.parametrize("apart", [1.0, 1.2, 1.4142, math.sqrt(2)])
+def test_no_two_rows_are_further_apart_than_is_declared(apart: float) -> None:
+    """The rows of one's own metric said 1, and were 1.41 apart."""
+    rows = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.9, 0.9, 0.0], [0.0] * 3, [9.0] * 3]
+    for bound in (1.0, 0.2):
+        metric, records = saying(
+            *[[n * bound for n in row] for row in rows], bound=bound, apart=apart
+        )
+        made = joint_row([metric])(records)
+        gaps = [math.dist(a, b) for a in made.tolist() for b in made.tolist()]
+        assert max(gaps) <= joint_replace_bound([metric])
+        assert max(gaps) >= 0.8 * joint_replace_bound([metric])
 
 
 def test_parts_stand_one_after_the_other_and_come_back_in_their_own_scale() -> None:

@@ -39,6 +39,9 @@ from tests.helpers.rounds import make_plan
 
 SIZE = 45_500
 
+ROWS = 1 << 10
+"""A public number of rows, more than any test has."""
+
 
 def released(mechanism: DiscreteGaussian, rows: Rows, size: int, seed: int = 0) -> torch.Tensor:
     return mechanism.release(rows, mechanism.init(size), Noise(seed).stream("r"))[0].vector.long()
@@ -316,7 +319,7 @@ def test_neighbours_move_the_sum_by_at_most_what_is_accounted_for(
         if kind == "dense":
             worlds = [Dense(torch.cat(list(w.unit_rows()))) for w in worlds]
         else:
-            fast = base.rounded_sum(mechanism.clip, mechanism.step)
+            fast = base.rounded_sum(mechanism.clip, mechanism.step, ROWS)
             assert (fast is None) == (kind == "materialised")
         first, second = (released(mechanism, rows, 15) for rows in worlds)
         squared = sum(int(v) ** 2 for v in (first - second).tolist())
@@ -333,7 +336,7 @@ def test_under_add_remove_the_path_does_not_depend_on_the_number_of_rows() -> No
     rows = outer(50, scale=5.0)
     noise = rounded_normal(1.0 / mechanism.step, 15, Noise(0).stream("r").words)
     one_by_one = truncated_sum(rows.clipped_rows(0.8), 15, 0.8, mechanism.step)
-    whole = rows.rounded_sum(0.8, mechanism.step)
+    whole = rows.rounded_sum(0.8, mechanism.step, ROWS)
     got = released(mechanism, rows, 15) - torch.from_numpy(noise)
     assert torch.equal(got, one_by_one)
     assert whole is not None
@@ -400,7 +403,7 @@ def test_products_are_within_the_proven_error(scale: float) -> None:
         squared = sum(Fraction(a) ** 2 for a in r) * sum(Fraction(b) ** 2 for b in f)
         assert squared <= Fraction(clip) ** 2  # as real numbers
     for step in (2.0**-20, 2.0**-50):
-        whole = rows.rounded_sum(clip, step)
+        whole = rows.rounded_sum(clip, step, ROWS)
         assert whole is not None
         off = [
             Fraction(int(k)) * Fraction(step) - s
@@ -419,19 +422,21 @@ def test_products_are_within_the_proven_error(scale: float) -> None:
 def test_single_precision_norms_are_not_used() -> None:
     rows = outer(30, scale=5.0)
     wrong = Outer(rows.residual, rows.feature, bias=False, feature_norms=torch.full((30,), 1e-9))
-    assert torch.equal(rows.rounded_sum(1.0, 2.0**-20), wrong.rounded_sum(1.0, 2.0**-20))
+    assert torch.equal(
+        rows.rounded_sum(1.0, 2.0**-20, ROWS), wrong.rounded_sum(1.0, 2.0**-20, ROWS)
+    )
 
 
 def test_hostile_products_count_for_nothing() -> None:
     rows = outer(8)
     residual, feature = rows.residual.double(), rows.feature.double()
-    expected = Outer(residual[4:], feature[4:], bias=False).rounded_sum(1.0, 2.0**-20)
+    expected = Outer(residual[4:], feature[4:], bias=False).rounded_sum(1.0, 2.0**-20, ROWS)
     for bad in (math.nan, math.inf, 1e300, 1e-300):
         hostile = residual.clone()
         hostile[:2] = bad
         other = feature.clone()
         other[2:4] = bad
-        found = Outer(hostile, other, bias=False).rounded_sum(1.0, 2.0**-20)
+        found = Outer(hostile, other, bias=False).rounded_sum(1.0, 2.0**-20, ROWS)
         assert torch.equal(found, expected)
 
 
@@ -441,9 +446,9 @@ def test_where_the_error_is_not_covered_rows_are_made() -> None:
     assert not covered(2**22, (10, 65), 1.0, 2.0**-40)  # too many rows
     assert not covered(10, (2, 5), 1e-200, 1e-220)  # underflow is not accounted for
     assert not covered(10, (2, 5), 1.0, 2.0**-62)  # does not fit int64
-    assert outer(4).rounded_sum(1.0, 2.0**-10) is None
+    assert outer(4).rounded_sum(1.0, 2.0**-10, ROWS) is None
     grouped = Outer(torch.ones(4, 3), torch.ones(4, 5), groups=torch.tensor([0, 0, 1, 1]))
-    assert grouped.rounded_sum(1.0, 2.0**-20) is None
+    assert grouped.rounded_sum(1.0, 2.0**-20, ROWS) is None
 
 
 def test_what_is_not_covered_is_called_idealized() -> None:

@@ -281,7 +281,7 @@ def gaussian_leaves(event: Json) -> Counter[tuple[float, float]] | None:
                 return False
         return True
 
-    return leaves if walk(event, 1) else None
+    return leaves if walk(events.checked(event), 1) else None
 
 
 def gaussian_mu_squared(event: Json, adjacency: Adjacency) -> float | None:
@@ -309,4 +309,4 @@ def gaussian_mu_squared(event: Json, adjacency: Adjacency) -> float | None:
                 return False
         return True
 
-    return math.fsum(terms) if walk(event, 1) else None
+    return math.fsum(terms) if walk(events.checked(event), 1) else None

@@ -11,6 +11,8 @@ importing dp_accounting, since the import takes more than a second.
 | JSON of an unknown kind                       | Unpriceable, with what it says             |
 | a sampled or a composed event                 | its parts are written the same way         |
 | an infinite cost                              | NonPrivate, since JSON has no infinity     |
+| a count below 0, noise of 0 or less, a rate   | Unpriceable, wherever JSON is priced: two  |
+| above 1; a NaN, an infinity, a word           | of them could cancel a cost                |
 | draws under replace-one (ThroughZero)         | Unpriceable: dp_accounting has no such     |
 |                                               | event; guarantee.py prices the JSON        |
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 from dpfed.accounting.gdp import SENSITIVITY
@@ -29,6 +32,39 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 Json = dict[str, Any]
+
+
+_NUMBERS = {
+    "noise_multiplier": "a number above 0",
+    "rate": "a number above 0 and at most 1",
+    "count": "a whole number, at least 0",
+}
+
+
+def checked(tree: Json) -> Json:
+    """The tree, if each of its numbers can be one of an event; whoever prices JSON asks here."""
+    ahead: list[Any] = [tree]
+    while ahead:
+        node = ahead.pop()
+        if not isinstance(node, dict):
+            raise Unpriceable(f"an event must be a JSON object, got a {type(node).__name__}")
+        for name, bound in _NUMBERS.items():
+            if name in node and not _fits(name, node[name]):
+                raise Unpriceable(
+                    f"{name} of an event must be {bound}, got {str(node[name])[:40]}; put back the "
+                    f"file as it was written"
+                )
+        ahead += [node["event"]] if "event" in node else []
+        ahead += node.get("events", ())
+    return tree
+
+
+def _fits(name: str, value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if name == "count":
+        return isinstance(value, int) and value >= 0
+    return 0 < value <= (1 if name == "rate" else sys.float_info.max)
 
 
 def canonical(tree: Any) -> str:
@@ -97,10 +133,11 @@ def to_json(event: Any) -> Json:
     import dp_accounting as dp
 
     match event:
-        case dp.GaussianDpEvent():
-            return {"kind": "Gaussian", "noise_multiplier": float(event.noise_multiplier)}
-        case dp.LaplaceDpEvent():
-            return {"kind": "Laplace", "noise_multiplier": float(event.noise_multiplier)}
+        case dp.GaussianDpEvent() | dp.LaplaceDpEvent():
+            kind, multiplier = type(event).__name__, float(event.noise_multiplier)
+            if not multiplier:
+                return {"kind": "NonPrivate"}
+            return {"kind": kind.removesuffix("DpEvent"), "noise_multiplier": multiplier}
         case dp.SelfComposedDpEvent():
             one = to_json(event.event)
             return {"kind": "SelfComposed", "count": int(event.count), "event": one}
@@ -121,6 +158,10 @@ def to_json(event: Any) -> Json:
 
 def from_json(tree: Json) -> DpEvent:
     """The event that ``to_json`` wrote."""
+    return _event(checked(tree))
+
+
+def _event(tree: Json) -> DpEvent:
     import dp_accounting as dp
 
     match tree:
@@ -129,11 +170,11 @@ def from_json(tree: Json) -> DpEvent:
         case {"kind": "Laplace", "noise_multiplier": multiplier}:
             return dp.LaplaceDpEvent(multiplier)
         case {"kind": "SelfComposed", "count": count, "event": one}:
-            return dp.SelfComposedDpEvent(from_json(one), count)
+            return dp.SelfComposedDpEvent(_event(one), count)
         case {"kind": "Composed", "events": parts}:
-            return dp.ComposedDpEvent([from_json(part) for part in parts])
+            return dp.ComposedDpEvent([_event(part) for part in parts])
         case {"kind": "PoissonSampled", "rate": rate, "event": one}:
-            return dp.PoissonSampledDpEvent(rate, from_json(one))
+            return dp.PoissonSampledDpEvent(rate, _event(one))
         case {"kind": "ZCDp", "rho": rho, "xi": xi}:
             return dp.ZCDpEvent(rho, xi)
         case {"kind": "NoOp" | "NonPrivate" as kind}:

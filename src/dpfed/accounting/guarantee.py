@@ -614,6 +614,8 @@ def epsilon_of_event(event: DpEvent, delta: float, adjacency: Adjacency | str) -
     gdp.check_delta(delta)
     adjacency = Adjacency(adjacency)
     known = _is_known(event, adjacency)
+    if known:
+        events.checked(events.to_json(event))
     found = _accounted(_fixed(event), delta, adjacency) if known else None
     if found is None:
         raise _no_bound(event, adjacency)

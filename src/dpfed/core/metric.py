@@ -22,6 +22,8 @@ gives up 2^-20, as clipped rows do: more than rounding may add to a sum.
 | a row with a NaN or an infinity                 | that part of the record's row is zero     |
 | a negative entry                                | 0                                         |
 | a row that is longer than its metric's bound    | shortened to it                           |
+| an entry by which two rows could be further     | shortened to replace_bound / sqrt(size)   |
+| apart than a replace_bound below sqrt(2) bound  |                                           |
 | a record that a metric's own code raises on     | its row is zero, in all parts             |
 | rows of another length than the metric declares | DataError: on made-up records, before     |
 |                                                 | data is touched                           |
@@ -68,7 +70,8 @@ class Metric(NamedTuple):
     """A row per record, its bounds, and what follows from the noisy means of rows.
 
     Rows have no negative entries, so that the distance of two is at most sqrt(2) ``bound``:
-    |a - b|^2 = |a|^2 + |b|^2 - 2 a.b, and a.b >= 0. joint_row enforces that and ``bound``.
+    |a - b|^2 = |a|^2 + |b|^2 - 2 a.b, and a.b >= 0. joint_row enforces that and both bounds: by a
+    largest entry of ``replace_bound`` / sqrt(size) where less than sqrt(2) ``bound`` is declared.
     """
 
     size: int
@@ -153,10 +156,17 @@ def _part(metric: Metric, scored: ScoredRecords) -> torch.Tensor:
             f"{(len(scored.labels), metric.size)}, got {tuple(made.shape)}; correct its row"
         )
     usable = torch.isfinite(made).all(dim=1, keepdim=True)
-    made = torch.where(usable, made, 0.0).clamp(min=0.0) / metric.bound
+    made = torch.where(usable, made, 0.0).clamp(min=0.0, max=_largest(metric)) / metric.bound
     longest = made.amax(dim=1, keepdim=True).clamp(min=1.0)  # or a square could overflow
     norms = (made / longest).square().sum(dim=1, keepdim=True).sqrt() * longest
     return made * (KEPT / norms.clamp(min=1.0))
+
+
+def _largest(metric: Metric) -> float:
+    """What an entry may be. Two rows of a box with the sides r / sqrt(size) are at most r apart."""
+    if metric.replace_bound >= math.sqrt(2) * metric.bound:
+        return math.inf
+    return metric.replace_bound / math.sqrt(metric.size)
 
 
 def contained_row(row: MetricRow) -> MetricRow:

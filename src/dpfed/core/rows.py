@@ -364,15 +364,15 @@ class Outer(_ByUnit):
     def _widths(self) -> tuple[int, int]:
         return self.residual.shape[1], self.feature.shape[1]
 
-    def rounded_sum(self, clip: float, step: float) -> Vector | None:
+    def rounded_sum(self, clip: float, step: float, units: int) -> Vector | None:
         """The clipped sum in steps of a grid, no row made; None if that is not accurate enough.
 
         In double precision, then rounded: within SLACK clip / 2 of a sum of vectors of norm at most
         ``clip`` (docs/exact-noise.md). Whether the sum is accurate enough is decided from
-        public numbers and the number of rows, so the caller must know that number to be public.
+        public numbers alone: ``units`` is a public number of rows, these or more.
         """
         bound = checked_clip(clip)
-        if self.groups is not None or not covered(len(self.residual), self._widths, bound, step):
+        if self.groups is not None or not covered(units, self._widths, bound, step):
             return None
         residual, feature = self._shortened(bound)
         total = linear_vector(residual.T @ feature, self.bias)

@@ -56,6 +56,10 @@ class Everyone:
 EVERYONE = Everyone()
 
 
+LEAST_RATE = 1e-6
+"""The least rate of a draw: from 53 bits, a rate is met to 2^-53 (1.1e-16), above it if at all."""
+
+
 @dataclass(frozen=True)
 class Poisson:
     """Each unit takes part with probability ``rate``, independently of all others."""
@@ -63,16 +67,16 @@ class Poisson:
     rate: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
+        if not LEAST_RATE <= self.rate <= 1:
             raise refuse(
                 "a sampling rate (record_rate, client_rate)",
-                "above 0 and at most 1",
+                f"from {LEAST_RATE:g} to 1",
                 self.rate,
                 "1 draws every unit",
             )
 
     def draw(self, units: int, rng: Stream) -> torch.Tensor:
-        """One Bernoulli draw per unit, from 53 bits each: exact to a part in 10^16."""
+        """One Bernoulli draw per unit, from 53 bits each: exact to a part in 10^9."""
         import torch
 
         uniform = (rng.words(units) >> 11) * 2.0**-53

@@ -105,10 +105,10 @@ class DiscreteGaussian(FreshNoise):
     def release(self, rows: Rows, state: int, rng: Stream) -> tuple[Release, int]:
         """Draw the noise, then who takes part; clip, truncate, sum, add."""
         if self.trust is Trust.CENTRAL:  # there the server adds the noise
-            sums = self._sum(drawn(rows, self.sampling, rng), state)
+            sums = self._sum(drawn(rows, self.sampling, rng), state, _units(rows))
             return Release(narrow(sums), 0.0, self.step), state
         noise = self._noise(state, rng)
-        sums = self._sum(drawn(rows, self.sampling, rng), state)
+        sums = self._sum(drawn(rows, self.sampling, rng), state, _units(rows))
         return Release(narrow(sums.add_(noise)), self.std, self.step), state
 
     def finish(self, total: Total, state: int, rng: Stream) -> tuple[Release, int]:
@@ -134,8 +134,11 @@ class DiscreteGaussian(FreshNoise):
 
         return torch.from_numpy(rounded_normal(self.std / self.step, size, rng.words))
 
-    def _sum(self, rows: Rows, size: int) -> torch.Tensor:
-        """The clipped sum in steps: rounded as a whole if that is covered, else row by row."""
+    def _sum(self, rows: Rows, size: int, units: int) -> torch.Tensor:
+        """The clipped sum in steps: rounded as a whole if that is covered, else row by row.
+
+        Which of them follows from the number of all units, never from how many were drawn.
+        """
         from dpfed.core.rows import Outer, UnitRows
 
         if not isinstance(rows, UnitRows):
@@ -144,10 +147,17 @@ class DiscreteGaussian(FreshNoise):
                 f"exactly; use mechanism 'gaussian'"
             )
         if isinstance(rows, Outer) and self.adjacency is not Adjacency.ADD_REMOVE:
-            total = rows.rounded_sum(self.clip, self.step)
+            total = rows.rounded_sum(self.clip, self.step, units)
             if total is not None and total.numel() == size:
                 return total
         return truncated_sum(rows.clipped_rows(self.clip), size, self.clip, self.step)
+
+
+def _units(rows: Rows) -> int:
+    """How many units there are, whoever is drawn of them."""
+    from dpfed.core.rows import Outer
+
+    return rows.units if isinstance(rows, Outer) else 0
 
 
 def discrete_gaussian(

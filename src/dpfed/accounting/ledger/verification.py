@@ -85,4 +85,4 @@ def _mu_squared(body: Mapping[str, Any]) -> float:
                 return 0.0
         return math.inf
 
-    return cost(body["event"], 1)
+    return cost(events.checked(body["event"]), 1)
