@@ -107,7 +107,7 @@ def test_the_catalogue_describes_every_plug_in() -> None:
     found = {(each["kind"], each["name"]): each for each in registry.catalogue()}
     assert set(found) == {(k, n) for k in registry.KINDS for n in registry.names(k)}
     sofim = found["server", "sofim"]
-    assert sofim["options"]["ramp"] == 0
+    assert sofim["options"]["beta"] is None
     assert not {"layout", "epsilon"} & set(sofim["options"])  # facts of a plan
     assert "DP-FedSOFIM" in sofim["paper"]
     assert all(each["summary"] for each in found.values())

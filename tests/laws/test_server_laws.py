@@ -34,7 +34,7 @@ SOFIMS: dict[str, dict[str, Any]] = {
     "printed, untuned": {"rho": "auto", "direction": "gradient"},
     "printed": {"rho": 0.5, "corrected": True, "warmup": 1},
     "momentum": {"rho": 0.5, "direction": "momentum"},
-    "momentum, ramped": {"rho": 0.5, "direction": "momentum", "corrected": True, "ramp": 3},
+    "momentum, corrected": {"rho": 0.5, "direction": "momentum", "corrected": True},
 }
 """What sofim's defaults do not reach: the laws build a plug-in without options."""
 

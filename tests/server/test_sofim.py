@@ -67,27 +67,11 @@ def test_warmup_takes_steps_of_the_corrected_average_over_rho() -> None:
     assert not torch.allclose(steps[3], G / 4.0)
 
 
-def test_warmup_without_rho_takes_steps_of_the_average_itself() -> None:
-    G = torch.randn(6, dtype=torch.float64)
-    steps = run(sofim(rho=4.0, corrected=True, warmup=2, warmup_by_rho=False), G, 2)
-    assert torch.allclose(steps[1], G)
-
-
 def test_warmup_without_correction_uses_the_plain_average() -> None:
     G = torch.randn(6, dtype=torch.float64)
     steps = run(sofim(rho=2.0, beta=0.5, warmup=2), G, 2)
     assert torch.allclose(steps[0], 0.5 * G / 2.0)
     assert torch.allclose(steps[1], 0.75 * G / 2.0)
-
-
-def test_the_ramp_starts_at_a_scaled_gradient_and_ends_at_the_full_step() -> None:
-    G = torch.randn(6, dtype=torch.float64)
-    ramped = run(sofim(rho=0.5, ramp=4), G, 6)
-    full = run(sofim(rho=0.5), G, 6)
-    assert torch.allclose(ramped[0], G / 0.5)
-    middle = 0.5 * G / 0.5 + 0.5 * full[2]
-    assert torch.allclose(ramped[2], middle)
-    assert torch.allclose(ramped[5], full[5])
 
 
 def test_a_step_is_never_longer_than_g_over_rho() -> None:
@@ -107,7 +91,6 @@ def test_a_step_is_never_longer_than_g_over_rho() -> None:
         {"beta": 1.0},
         {"beta": -0.1},
         {"beta": math.nan},
-        {"ramp": -1},
         {"warmup": -1},
         {"rate": 0.0},
         {"rate": math.nan},
@@ -159,15 +142,6 @@ def test_a_preconditioned_momentum_has_a_bounded_length() -> None:
         G = torch.randn(50, dtype=torch.float64) * scale
         for step in run(sofim(rho=0.3, direction="momentum"), G, 5):
             assert float(step.norm()) <= 0.5 / 0.3**0.5 * (1 + 1e-12)
-
-
-def test_the_ramp_of_the_momentum_reading_starts_at_the_scaled_momentum() -> None:
-    G = torch.randn(6, dtype=torch.float64)
-    ramped = run(sofim(rho=0.5, beta=0.5, ramp=4, direction="momentum"), G, 6)
-    full = run(sofim(rho=0.5, beta=0.5, direction="momentum"), G, 6)
-    assert torch.allclose(ramped[0], 0.5 * G / 0.5)
-    assert torch.allclose(ramped[2], 0.5 * 0.875 * G / 0.5 + 0.5 * full[2])
-    assert torch.allclose(ramped[5], full[5])
 
 
 # --------------------------------------------------------------------------------- the untuned rule

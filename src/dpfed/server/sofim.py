@@ -27,12 +27,9 @@ is for models that end in K scores; C has to be near the length of a row's gradi
 ``corrected`` (the paper: for epsilon <= 1) uses M_hat_t = M_t / (1 - beta^(t+1)) instead of
 M_t.
 
-``ramp`` is the paper's warm start: (1 - lambda_t) D_t / rho + lambda_t H_t D_t, D_t being G_t or
-M_t, with lambda_t rising linearly from 0 to 1 over that many rounds.
-
 ``warmup`` is its delayed start (20 rounds at epsilon = 0.5): EMA-only steps before the first
-preconditioned one. The paper does not give their size. Here the direction is M_hat_t / rho, which
-meets lambda_t = 0 without a jump in scale; ``warmup_by_rho=False`` gives M_hat_t.
+preconditioned one. The paper does not give their size. Here the direction is M_hat_t / rho, so that
+no jump in scale follows.
 
 All of it is a function of released quantities: post-processing, at no privacy cost.
 """
@@ -71,9 +68,7 @@ class _Options(NamedTuple):
     rate: float | None
     corrected: bool
     classes: int
-    ramp: int
     warmup: int
-    warmup_by_rho: bool
 
 
 class _Step(NamedTuple):
@@ -88,9 +83,7 @@ def sofim(
     rho: float | Literal["auto"] | None = None,
     beta: float | None = None,
     corrected: bool | None = None,
-    ramp: int = 0,
     warmup: int | None = None,
-    warmup_by_rho: bool = True,
     direction: Direction | None = None,
     rate: float | None = None,
     classes: int | None = None,
@@ -108,9 +101,7 @@ def sofim(
             1 - 1 / sqrt(rounds) for the untuned momentum reading, and 0.9 otherwise.
         corrected: divide the buffer by the weight that it has gathered so far. Left out, it is
             true for the untuned momentum reading only.
-        ramp: rounds over which the preconditioner's strength rises from 0 to 1; 0 is at once.
         warmup: rounds of EMA-only steps before the first preconditioned one; none if left out.
-        warmup_by_rho: divide these steps by rho, so that no jump in scale follows.
         direction: what is preconditioned: "momentum", or "gradient" as the paper prints it. Left
             out, it is "momentum" for the untuned rule and "gradient" otherwise.
         rate: the paper's eta. Left out, it is ln(classes) for the untuned rule, and 1 otherwise: a
@@ -159,9 +150,7 @@ def sofim(
         rate=1.0 if rate is None and not untuned else rate,
         corrected=untuned and momentum if corrected is None else corrected,
         classes=_classes(layout) if classes is None else classes,
-        ramp=ramp,
         warmup=warmup or 0,
-        warmup_by_rho=warmup_by_rho,
     )
     _check(options)
 
@@ -228,7 +217,7 @@ def _check(options: _Options) -> None:
         check_decay("sofim", beta=options.beta)
     if options.rate is not None:
         check_positive("sofim", rate=options.rate)
-    check_at_least(0, "sofim", ramp=options.ramp, warmup=options.warmup)
+    check_at_least(0, "sofim", warmup=options.warmup)
     check_at_least(2, "sofim", classes=options.classes)
 
 
@@ -257,11 +246,10 @@ def _coefficients(o: _Options, step: _Step, t: int, MG: float, MM: float) -> tup
     """The direction is a G + b M, with these a and b."""
     rho, c = step.rho, 1 / (1 - step.beta ** (t + 1)) if o.corrected else 1.0
     if t < o.warmup:
-        return 0.0, step.rate * (c / rho if o.warmup_by_rho else c)
-    strength = min(1.0, (t - o.warmup) / o.ramp) if o.ramp else 1.0
+        return 0.0, step.rate * (c / rho)
     if o.momentum:
-        return 0.0, step.rate * c * ((1 - strength) / rho + strength / (rho + c * c * MM))
-    damped = -strength * c * c * MG / (rho * rho + rho * c * c * MM)
+        return 0.0, step.rate * c * (1 / (rho + c * c * MM))
+    damped = -c * c * MG / (rho * rho + rho * c * c * MM)
     return step.rate / rho, step.rate * damped
 
 
