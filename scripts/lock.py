@@ -4,7 +4,8 @@
 
     scripts/lock.py                  resolve anew, and write release/silo.lock
     scripts/lock.py --check          fail where the lock does not fit pyproject.toml any more
-    scripts/lock.py --torch 2.13.0+cpu --find-links FOLDER --out FILE    with another build of torch
+    scripts/lock.py --torch 2.13.0 --out release/silo-gpu.lock      with PyPI's torch, for GPUs
+    scripts/lock.py --find-links FOLDER                             a folder of torch's CPU builds
 
 A gate's guarantee is worth what is installed beside it, so an owner installs exactly this, and pip
 refuses any file whose hash is not in the list:
@@ -12,9 +13,12 @@ refuses any file whose hash is not in the list:
     pip install --require-hashes -r silo.lock
     pip install --no-deps dpfed-VERSION-py3-none-any.whl
 
-The lock is for dpfed[tables] on every system and Python that dpfed supports. It names no index:
-that is for whoever installs to choose. uv resolves it, from wherever UV_DEFAULT_INDEX or its own
-configuration says.
+silo.lock has torch's CPU build: on Linux PyPI's own brings CUDA, four times as much. It has the
+hashes of those builds that its maker's index offers: one for each Python, for Linux with x86-64,
+and scripts/release.py counts them. silo-gpu.lock is for GPUs, and for all other systems. Both are
+for dpfed[tables], and neither names an index: that is for whoever installs to choose (CPU builds
+are in PyTorch's own). uv resolves them, from wherever UV_DEFAULT_INDEX or its own configuration
+says.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ HERE = Path(__file__).resolve().parent.parent
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}\b")
 LOCK = HERE / "release" / "silo.lock"
 HEAD = """\
-# What a data owner installs: pip install --require-hashes -r silo.lock
+# What a data owner installs: pip install --require-hashes -r NAME
 # Made by scripts/lock.py from pyproject.toml with the extra 'tables', and checked by --check.
 """
 
@@ -77,10 +81,22 @@ def resolve(version: str, links: str | None, begin: str) -> str:
             str(made),
             "pyproject.toml",
         ]
-        command += ["--find-links", links] if links else []
+        backend = ["--torch-backend", "cpu"] if version.endswith("+cpu") else []
+        command += ["--find-links", links] if links else backend
         if subprocess.run(command, cwd=HERE, check=False).returncode:
             sys.exit("uv could not resolve pyproject.toml; see above")
         return HEAD + made.read_text(encoding="utf-8")
+
+
+def pins(text: str) -> list[str]:
+    """The packages of a lock with version and marker; files of a version may be added later."""
+    return re.findall(r"(?m)^([a-z0-9].*?) *\\?$", text)
+
+
+def builds_of_torch(text: str) -> int:
+    """How many files a lock has for torch."""
+    entry = re.search(r"(?m)^torch==.*(?:\n    .*)*", text)
+    return len(HASH.findall(entry[0])) if entry else 0
 
 
 def faults(text: str) -> list[str]:
@@ -96,14 +112,14 @@ def faults(text: str) -> list[str]:
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asked.add_argument("--check", action="store_true")
-    asked.add_argument("--torch", default=torch())
-    asked.add_argument("--find-links")
+    asked.add_argument("--torch", default=f"{torch()}+cpu")
+    asked.add_argument("--find-links", help="a folder of torch's CPU builds; else PyTorch's index")
     asked.add_argument("--out", type=Path, default=LOCK)
     given = asked.parse_args()
     kept = given.out.read_text(encoding="utf-8") if given.check else ""
     made = resolve(given.torch, given.find_links, kept)
     wrong = faults(made)
-    if given.check and made != kept:
+    if given.check and pins(made) != pins(kept):
         wrong.append(f"{given.out.name} does not fit pyproject.toml; run scripts/lock.py")
     if wrong:
         sys.exit("\n".join(wrong))

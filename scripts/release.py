@@ -8,9 +8,9 @@
     scripts/release.py --fold      move the fragments of changelog.d into CHANGELOG.md
 
 In dist/: the wheels and source archives of dpfed and dpfed-lab, which ``twine check --strict`` has
-passed; silo.lock, the list with hashes of what a data owner installs; and dpfed-VERSION.cdx.json,
-the same list as a CycloneDX bill of materials, made and validated by cyclonedx-bom. build, twine
-and cyclonedx-bom are installed into an environment that is thrown away.
+passed; silo.lock and silo-gpu.lock, lists with hashes of what a data owner installs; and
+dpfed-VERSION.cdx.json, the first as a CycloneDX bill of materials, made and validated by
+cyclonedx-bom. build, twine and cyclonedx-bom are installed into an environment that is thrown away.
 
 --fold takes what towncrier makes of the fragments (it must be installed, as the extra dev does). If
 CHANGELOG.md has a section of this version already, which a person may have shortened, the entries
@@ -33,6 +33,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE))
 from benchmarks._freshness import stale  # noqa: E402  found by the line above
+from scripts.lock import builds_of_torch  # noqa: E402
 
 TOOLS = ("build>=1.2", "twine>=6", "cyclonedx-bom>=7")
 MARKER = "<!-- towncrier release notes start -->\n"
@@ -74,7 +75,36 @@ def in_the_way(root: Path) -> list[str]:
         for name, text in said.items()
         if text not in (root / name).read_text(encoding="utf-8")
     ]
+    pythons = sum(": 3." in each for each in about["classifiers"])
+    builds = builds_of_torch((root / "release" / "silo.lock").read_text(encoding="utf-8"))
+    if builds < pythons:
+        found.append(
+            f"release/silo.lock has {builds} CPU builds of torch for {pythons} versions of Python; "
+            f"run scripts/lock.py where PyTorch's CPU index can be reached"
+        )
     return found + list(stale(root))
+
+
+def newer_flower(root: Path) -> str:
+    """What to do about a Flower that is newer than the tested ones; "" if there is none.
+
+    Args:
+        root: the repository.
+    """
+    line = next(each for each in project(root)["dependencies"] if each.startswith("flwr"))
+    beyond = re.search(r"<(\d+)\.(\d+)", line)
+    asked = [sys.executable, "-m", "pip", "index", "versions", "flwr"]
+    told = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    newest = re.search(r"flwr \((\d+)\.(\d+)", told)
+    if newest is None:
+        return "whether a newer flwr is out is not known: pip cannot list its versions here"
+    if beyond is None or tuple(map(int, newest.groups())) < tuple(map(int, beyond.groups())):
+        return ""
+    version = ".".join(newest.groups())
+    return (
+        f"flwr {version} is out, and pyproject.toml allows flwr below {'.'.join(beyond.groups())}; "
+        f"run scripts/test-flower {version}, then raise the bound"
+    )
 
 
 def fold(root: Path, date: str) -> int:
@@ -142,6 +172,7 @@ def build(target: Path) -> None:
         for source in (HERE, HERE / "lab"):
             run(python, "-m", "build", "--outdir", target, source)
         run(python, "-m", "twine", "check", "--strict", *sorted(target.iterdir()))
+        shutil.copy(HERE / "release" / "silo-gpu.lock", target)
         lock = shutil.copy(HERE / "release" / "silo.lock", target)
         bill = target / f"dpfed-{project(HERE)['version']}.cdx.json"
         run(
@@ -178,6 +209,8 @@ def main() -> None:
         print("\n".join(found), file=sys.stderr)
     if found and not given.trial:
         sys.exit(f"{len(found)} things stand in the way of a release")
+    if note := newer_flower(HERE):
+        print(note)
     if not given.check:
         build(HERE / "dist")
         for path in sorted((HERE / "dist").iterdir()):

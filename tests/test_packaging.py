@@ -14,7 +14,7 @@ from email.parser import Parser
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
@@ -257,6 +257,15 @@ def test_the_citation_can_be_read() -> None:
 
 # -------------------------------------------------------------------------------------- the README
 
+
+def flower_versions() -> tuple[str, str]:
+    """The first and the last minor version of Flower that dpfed allows."""
+    (line,) = [each for each in PROJECT["dependencies"] if "flwr" in each]
+    bounds = {each.operator: each.version for each in Requirement(line).specifier}
+    major, minor = bounds["<"].split(".")
+    return bounds[">="], f"{major}.{int(minor) - 1}"
+
+
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
@@ -265,11 +274,11 @@ def test_the_badges_say_what_the_metadata_say() -> None:
     said = sorted(
         {each.rpartition(" ")[2] for each in PROJECT["classifiers"] if ":: 3." in each}, key=Version
     )
-    (floor,) = [each.partition(">=")[2] for each in PROJECT["dependencies"] if "flwr" in each]
+    floor, newest = flower_versions()
     assert dict(shown) == {
         f"license: {PROJECT['license']}": f"license-{PROJECT['license'].replace('-', '--')}",
         f"Python {said[0]} to {said[-1]}": f"Python-{said[0]}_to_{said[-1]}",
-        f"Flower {floor} or newer": f"Flower-{floor}_or_newer",
+        f"Flower {floor} to {newest}": f"Flower-{floor}_to_{newest}",
     }
 
 
@@ -294,6 +303,9 @@ def ready(tmp_path: Path) -> Path:
     (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
     (tmp_path / "changelog.d").mkdir()
     (tmp_path / "CHANGELOG.md").write_text(f"## dpfed {PROJECT['version']} (2026-01-01)\n")
+    (tmp_path / "release").mkdir()
+    builds = "".join(f"    --hash=sha256:{n:064x} \\\n" for n in range(4))
+    (tmp_path / "release" / "silo.lock").write_text(f"torch==2.13.0+cpu \\\n{builds}")
     for name in ("lab/pyproject.toml", "src/dpfed/_version.py", "CITATION.cff", "SECURITY.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text((REPOSITORY / name).read_text(encoding="utf-8"))
@@ -325,6 +337,7 @@ OTHER_LAB = f'[project]\nversion = "0.0.1"\ndependencies = ["dpfed=={PROJECT["ve
         ("CHANGELOG.md", "# Changelog", "CHANGELOG.md says nothing of"),
         ("CITATION.cff", "version: 0.0.1", "CITATION.cff does not say"),
         ("SECURITY.md", "| 0.0.x | yes |", "SECURITY.md does not say"),
+        ("release/silo.lock", "torch==2.13.0+cpu", "release/silo.lock has 0 CPU builds of torch"),
         ("lab/pyproject.toml", OTHER_LAB, "lab/pyproject.toml does not say"),
     ],
 )
@@ -349,6 +362,7 @@ def test_a_release_is_refused_while_a_figure_is_of_other_code(
     built: list[Path] = []
     monkeypatch.setattr(release, "HERE", ready)
     monkeypatch.setattr(release, "build", built.append)
+    monkeypatch.setattr(release, "newer_flower", lambda root: "")
     monkeypatch.setattr("sys.argv", ["release.py"])
     with pytest.raises(SystemExit, match="1 things stand in the way of a release"):
         release.main()
@@ -382,6 +396,23 @@ def locked() -> dict[str, str]:
     return {each.name: next(iter(each.specifier)).version for each in here}
 
 
+def test_a_flower_beyond_the_tested_ones_is_named(
+    monkeypatch: pytest.MonkeyPatch, ready: Path
+) -> None:
+    release, (_, newest) = script("release"), flower_versions()
+    major, minor = newest.split(".")
+    for version, said in (
+        (f"flwr ({newest}.3)", ""),
+        (f"flwr ({major}.{int(minor) + 1}.0)", f"flwr {major}.{int(minor) + 1} is out"),
+        ("", "whether a newer flwr is out is not known"),
+    ):
+        told = SimpleNamespace(stdout=version)
+        monkeypatch.setattr(release.subprocess, "run", lambda *_, told=told, **__: told)
+        found = release.newer_flower(ready)
+        assert found.startswith(said)
+        assert bool(found) == bool(said)
+
+
 def test_the_lock_has_all_that_a_silo_needs_with_hashes_and_no_host() -> None:
     text = (REPOSITORY / "release" / "silo.lock").read_text(encoding="utf-8")
     assert script("lock").faults(text) == []
@@ -390,6 +421,8 @@ def test_the_lock_has_all_that_a_silo_needs_with_hashes_and_no_host() -> None:
         needed = Requirement(line)
         assert needed.specifier.contains(found[needed.name]), line
     assert not {"matplotlib", "pillow", "ray"} & set(found)
+    assert Version(found["torch"]).local == "cpu"
+    assert [name for name in found if name.startswith(("nvidia", "cuda", "triton"))] == []
     assert all(not Version(version).is_prerelease for version in found.values())
 
 
@@ -408,7 +441,7 @@ def test_a_lock_with_a_hole_is_refused(text: str, said: str) -> None:
 
 
 def test_the_lock_is_for_the_torch_of_the_tests() -> None:
-    assert locked()["torch"] == script("lock").torch()
+    assert locked()["torch"] == f"{script('lock').torch()}+cpu"
 
 
 # ------------------------------------------------------------------------------------ the workflows
@@ -453,5 +486,5 @@ def test_the_workflows_try_what_the_metadata_say() -> None:
     said = {each.rpartition(" ")[2] for each in PROJECT["classifiers"] if ":: 3." in each}
     assert set(jobs["fast"]["strategy"]["matrix"]["python"]) == said
     assert min(said) == PROJECT["requires-python"].removeprefix(">=")
-    (floor,) = [each.partition(">=")[2] for each in PROJECT["dependencies"] if "flwr" in each]
+    floor, _ = flower_versions()
     assert jobs["flower"]["strategy"]["matrix"]["version"] == [f"{floor}.0", "newest"]

@@ -70,8 +70,6 @@ def check_all() -> Iterator[Line]:
 # ---------------------------------------------------------------------------------------- versions
 
 REQUIRED_PACKAGES = ("torch", "flwr", "dp-accounting", "cryptography")
-TESTED_VERSIONS = {"flwr": ">=1.38,<1.43"}
-"""The tests pass with its ends (results/release); later ones may work."""
 DEPLOYMENT_VERSIONS = ">=1.40"
 """The SuperNodes of an older Flower do not speak HTTP, which the scripts of a deployment use."""
 OPTIONAL = {
@@ -105,10 +103,6 @@ def package(name: str, bounds: str) -> Line:
         return Line(PROBLEM, name, f"missing; pip install '{wanted}'")
     if not SpecifierSet(bounds).contains(version, prereleases=True):
         return Line(PROBLEM, name, f"must be {bounds}, got {version}; pip install '{wanted}'")
-    tried = TESTED_VERSIONS.get(name)
-    if tried and not SpecifierSet(tried).contains(version, prereleases=True):
-        said = f"{version} is outside of {tried}, the versions that dpfed is tested with"
-        return Line(WARNING, name, f"{said}; if a run fails, pip install '{name}{tried}'")
     if name == "flwr" and (said := simulations_only()):
         return Line(WARNING, name, said)
     return Line(OK, name, version)
