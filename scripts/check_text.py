@@ -227,7 +227,7 @@ _BLOCK = re.compile(r"^( *```).*?^\1", re.MULTILINE | re.DOTALL)
 
 def pages(root: Path) -> list[Path]:
     """Every page of the repository."""
-    folders = ("docs", "results", "lab", "examples", "benchmarks", ".github", "release", "src")
+    folders = ("docs", "results", "lab", "examples", ".github", "release", "src")
     inside = [path for each in folders for path in (root / each).rglob("*.md")]
     return sorted([*root.glob("*.md"), *inside])
 

@@ -32,8 +32,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE))
-from benchmarks._freshness import stale  # noqa: E402  found by the line above
+sys.path.insert(0, str(HERE / "lab"))
 from scripts.lock import builds_of_torch  # noqa: E402
+
+from dpfed_lab.benchmarks._freshness import stale  # noqa: E402  found by the lines above
 
 TOOLS = ("build>=1.2", "twine>=6", "cyclonedx-bom>=7")
 MARKER = "<!-- towncrier release notes start -->\n"

@@ -8,8 +8,9 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmarks import _freshness, _page
-from benchmarks.__main__ import names
+
+from dpfed_lab.benchmarks import _freshness, _page
+from dpfed_lab.benchmarks.__main__ import names
 
 ROOT = Path(__file__).parent.parent
 SOURCE = '''"""A module."""
@@ -24,9 +25,11 @@ def double(x):
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A repository with one benchmark, one module and figures of it."""
-    for folder in ("benchmarks", "src/dpfed/core", "results/benchmarks"):
+    for folder in ("lab/dpfed_lab/benchmarks", "src/dpfed/core", "results/benchmarks"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "benchmarks/twice.py").write_text('MEASURES = ("dpfed.core.double",)\n')
+    (tmp_path / "lab/dpfed_lab/benchmarks/twice.py").write_text(
+        'MEASURES = ("dpfed.core.double",)\n'
+    )
     (tmp_path / "src/dpfed/core/double.py").write_text(SOURCE)
     kept = {"measured": {"twice": _freshness.digest("twice", tmp_path)}, "results": {"twice": []}}
     (tmp_path / "results/benchmarks/twice.json").write_text(json.dumps(kept))
@@ -44,7 +47,7 @@ def test_a_change_that_cannot_change_a_figure_does_not_count(root: Path) -> None
     text = text.replace('"""Twice."""', '"""Two times."""').replace("2 * x", "(2\n        * x)")
     (root / "src/dpfed/core/double.py").unlink()
     (root / "src/dpfed/doubled.py").write_text(text)  # moved, too
-    (root / "benchmarks/twice.py").write_text('MEASURES = ("dpfed.doubled",)\n')
+    (root / "lab/dpfed_lab/benchmarks/twice.py").write_text('MEASURES = ("dpfed.doubled",)\n')
     assert list(_freshness.stale(root)) == []
 
 
@@ -81,4 +84,4 @@ def test_the_tables_of_the_page_are_those_of_the_files() -> None:
     page = ROOT / "results/benchmarks/table.md"
     text = page.read_text(encoding="utf-8")
     assert len(_page.BLOCK.findall(text)) == 5
-    assert _page.with_tables(text, page.parent) == text, "python -m benchmarks --page"
+    assert _page.with_tables(text, page.parent) == text, "python -m dpfed_lab.benchmarks --page"

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import growth
-from benchmarks.growth import Fit, Line, Point, exponents, extrapolated, fit, results_of
 
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.types import UPDATE, Channel, Phase
 from dpfed.flower import make_plan
 from dpfed.training.checkpoint import _RowTexts
+from dpfed_lab.benchmarks import growth
+from dpfed_lab.benchmarks.growth import Fit, Line, Point, exponents, extrapolated, fit, results_of
 from tests.helpers.ledgers import request
 
 ROOT = Path(__file__).parent.parent
@@ -80,7 +80,7 @@ def test_quadratic_growth_misses_the_target() -> None:
 def test_the_table_of_the_page_is_that_of_the_file() -> None:
     found = json.loads(KEPT.read_text(encoding="utf-8"))["results"]["growth"]
     text = PAGE.read_text(encoding="utf-8")
-    command = "python -m benchmarks.growth results/benchmarks/growth.json docs/scale.md"
+    command = "python -m dpfed_lab.benchmarks.growth results/benchmarks/growth.json docs/scale.md"
     assert growth.with_table(text, found) == text, command
 
 

@@ -142,7 +142,7 @@ def test_the_source_archive_builds_on_and_tests(dist: Path) -> None:
         "lab/studies/sofim-cifar10/study.toml",
         "docs/quickstart.md",
         "scripts/test",
-        "benchmarks/__main__.py",
+        "lab/dpfed_lab/benchmarks/__main__.py",
         "mkdocs.yml",
     ):
         assert name in inside
@@ -355,7 +355,7 @@ def test_a_release_is_refused_while_a_figure_is_of_other_code(
     kept = ready / "results/benchmarks/speed.json"
     kept.parent.mkdir(parents=True)
     kept.write_text('{"measured": {"sofim_step": "of-yesterday"}, "results": {"sofim_step": []}}')
-    for folder in ("benchmarks", "src/dpfed"):
+    for folder in ("lab/dpfed_lab/benchmarks", "src/dpfed"):
         shutil.copytree(REPOSITORY / folder, ready / folder, dirs_exist_ok=True)
     (found,) = release.in_the_way(ready)
     assert "speed.json is of other code for sofim_step; run scripts/bench sofim_step" in found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tree of aggregators (benchmarks/_tree.py): the bits of one server, and mistakes that show."""
+"""A tree of aggregators (benchmarks/_tree.py of the lab): the bits of one server, and mistakes that show."""
 
 from __future__ import annotations
 
@@ -10,16 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks._tree import (
-    WHO,
-    Partials,
-    Shards,
-    begin,
-    even_shards,
-    gather,
-    partial_total,
-    through,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +21,16 @@ from dpfed.training.loop import train
 from dpfed.training.plan import Plan
 from dpfed.training.population import Population
 from dpfed.training.round import Exchange, run_round, start
+from dpfed_lab.benchmarks._tree import (
+    WHO,
+    Partials,
+    Shards,
+    begin,
+    even_shards,
+    gather,
+    partial_total,
+    through,
+)
 from tests.helpers.populations import START, Device, come_and_go, plan_with
 
 SIZE, LONGEST = 5, 1000.0
@@ -335,7 +335,7 @@ def test_a_reply_beyond_the_clip_is_refused_by_the_aggregator_in_the_servers_wor
 
 @pytest.mark.slow
 def test_a_real_aggregator_hands_up_the_same_bytes() -> None:
-    from benchmarks._tree_nodes import KINDS, nodes, plan_for, replies, shard_session
+    from dpfed_lab.benchmarks._tree_nodes import KINDS, nodes, plan_for, replies, shard_session
 
     size, slots = 1000, range(5, 45)
     made = replies(plan_for(50), size)

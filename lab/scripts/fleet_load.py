@@ -58,7 +58,7 @@ def listener(port: int) -> int:
 
 def seen_of(pid: int) -> tuple[float, int]:
     """Seconds of CPU, and kilobytes."""
-    from benchmarks._load_app import resident
+    from dpfed_lab.benchmarks._load_app import resident
 
     after = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(after[11]) + int(after[12])) / os.sysconf("SC_CLK_TCK"), resident(pid)
@@ -86,7 +86,14 @@ class Watch:
 
 @contextlib.contextmanager
 def stand_ins(address: str, count: int, log: Path, env: dict[str, str]) -> Iterator[int]:
-    command = [sys.executable, "-m", "benchmarks._fleet", address, str(count), str(looks_in(log))]
+    command = [
+        sys.executable,
+        "-m",
+        "dpfed_lab.benchmarks._fleet",
+        address,
+        str(count),
+        str(looks_in(log)),
+    ]
     with (
         log.open("wb") as said,
         subprocess.Popen(
@@ -121,9 +128,10 @@ def free_gib() -> float:
 
 def play(kind: str, count: int, rounds: int, work: Path) -> dict[str, Any]:
     """One case, with a SuperLink of its own; without rounds the connections are only held."""
-    from benchmarks._load_app import CASE, ROWS
     from tests.helpers.deployments import write_app
     from tests.training.flower.network import Net
+
+    from dpfed_lab.benchmarks._load_app import CASE, ROWS
 
     os.environ[CASE] = f"{count} {SIZE} open {max(1, rounds)}"
     env = {
@@ -132,7 +140,11 @@ def play(kind: str, count: int, rounds: int, work: Path) -> dict[str, Any]:
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
     }
     names = [f"n{at}" for at in range(count)] if kind == "SuperNodes" else []
-    app = write_app(work / "app", "benchmarks._load_app:server", "benchmarks._load_app:nodes")
+    app = write_app(
+        work / "app",
+        "dpfed_lab.benchmarks._load_app:server",
+        "dpfed_lab.benchmarks._load_app:nodes",
+    )
     out, log, before = work / "out", work / "fleet.log", free_gib()
     out.mkdir()
     found: dict[str, Any] = {"devices": kind, "count": count, "rounds": rounds}

@@ -6,7 +6,7 @@
     lab/scripts/tree_load.py results/fleet --table     the tables from what is there
 
 One aggregator is a process that takes its devices' replies over loopback, each a connection of its
-own (benchmarks/_tree_nodes.py); three more of ten devices each are added up in the root's process.
+own (lab/dpfed_lab/benchmarks/_tree_nodes.py); three more of ten devices each are added up in the root's process.
 The root adds four totals, and its model must have the bits of one server that added all replies.
 What more of them would take is counted, with Flower's link as fleet-load measured it.
 """
@@ -74,11 +74,11 @@ def median(values: Iterable[float]) -> float:
 def both_ways(size: int, devices: int, partial: dict[str, bytes]) -> dict[str, Any]:
     """The root's round on four totals, and one server's on all replies: the same bits, or none."""
     import torch
-    from benchmarks._tree import Partials, through
-    from benchmarks._tree_nodes import KINDS, plan_for, replies
 
     from dpfed.core.types import UPDATE
     from dpfed.training.round import run_round, start
+    from dpfed_lab.benchmarks._tree import Partials, through
+    from dpfed_lab.benchmarks._tree_nodes import KINDS, plan_for, replies
 
     cohort = devices + REST * EACH
     plan = plan_for(cohort)
@@ -116,12 +116,12 @@ def parts(size: int) -> dict[str, Any]:
     """One reply and one partial total in memory, each beside the bare addition; and the noise."""
     import numpy as np
     import torch
-    from benchmarks._measure import Task, interleaved
-    from benchmarks._tree import Partials, gather, partial_total
-    from benchmarks._tree_nodes import plan_for, replies, shard_session
 
     from dpfed.core.types import UPDATE, Total
     from dpfed.sums.plain import plain
+    from dpfed_lab.benchmarks._measure import Task, interleaved
+    from dpfed_lab.benchmarks._tree import Partials, gather, partial_total
+    from dpfed_lab.benchmarks._tree_nodes import plan_for, replies, shard_session
 
     plan, slots = plan_for(1000), range(1000)
     made = {UPDATE: replies(plan, size)[0]}
@@ -298,8 +298,8 @@ def lines(head: list[Any], rows: list[list[Any]]) -> str:
 
 
 def measure(path: Path) -> None:
-    from benchmarks._measure import machine
-    from benchmarks._tree_nodes import nodes
+    from dpfed_lab.benchmarks._measure import machine
+    from dpfed_lab.benchmarks._tree_nodes import nodes
 
     found: dict[str, Any] = {
         "command": "lab/scripts/tree_load.py results/fleet",

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks import dimension
 
 from dpfed.core.vector import one_thread
 from dpfed.training.reply import ClientState
 from dpfed.training.round import start
+from dpfed_lab.benchmarks import dimension
 
 ROOT = Path(__file__).parents[2]
 

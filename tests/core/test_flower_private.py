@@ -26,7 +26,7 @@ from dpfed.core.flower_private import from_bytes, to_bytes
 
 ROOT = Path(__file__).parents[2]
 ADAPTER = ROOT / "src/dpfed/core/flower_private.py"
-FOLDERS = ("src", "lab", "tests", "benchmarks", "scripts", "examples", "docs")
+FOLDERS = ("src", "lab", "tests", "scripts", "examples", "docs")
 WARMED = ROOT / "tests/training/flower/preloaded.py"
 """Loads modules of Flower before its commands do, if they are there, and uses no name of them."""
 RELEASE = tuple(map(int, version("flwr").split(".")[:2]))

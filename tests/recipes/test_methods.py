@@ -362,11 +362,11 @@ def test_federated_metrics_go_with_every_method(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["dp-fedavg", "dp-scaffold"])
 def test_a_client_in_flight_holds_few_vectors(method: str) -> None:
-    """All methods: benchmarks/method_memory.py. Here two, with room for a busy machine.
+    """All methods: benchmarks/method_memory.py of the lab. Here two, with room for a busy machine.
 
     Drawing noise needs some blocks of 2^14 numbers besides, however large the model is.
     """
-    from benchmarks import method_memory
+    from dpfed_lab.benchmarks import method_memory
 
     found, blocks = method_memory._in_child(method), 4 * 8 * (1 << 14)
     assert found["alone"] <= 4 + blocks / method_memory.VECTOR

@@ -29,15 +29,14 @@ CASES = [(200, 650, "plain"), (200, 650, "secure"), (20, 10**6, "plain"), (20, 1
 
 def play(clients: int, size: int, kind: str) -> dict[str, Any]:
     """One case, in a simulation of its own."""
-    from benchmarks._load_app import CASE, DONE, ROWS
-
     from dpfed.recipes.simulation import run_apps
+    from dpfed_lab.benchmarks._load_app import CASE, DONE, ROWS
 
     os.environ[CASE] = f"{clients} {size} {kind} {ROUNDS}"
     with tempfile.TemporaryDirectory() as folder:
         run_apps(
-            "benchmarks._load_app:server",
-            "benchmarks._load_app:nodes",
+            "dpfed_lab.benchmarks._load_app:server",
+            "dpfed_lab.benchmarks._load_app:nodes",
             Path(folder),
             clients=clients,
             finished=lambda out: (out / DONE).exists(),

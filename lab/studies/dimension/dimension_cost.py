@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model's size costs: accuracy beside bytes, seconds and memory, as a table and a figure.
 
-    python -m benchmarks dimension --json lab/studies/dimension/results/benchmark.json
+    python -m dpfed_lab.benchmarks dimension --json lab/studies/dimension/results/benchmark.json
     lab/studies/dimension/dimension_cost.py lab/studies/dimension/results lab/studies/dimension-newton/results
 
-reads the accuracies of the studies (final.csv) and what benchmarks/dimension.py measured. Into the
+reads the accuracies of the studies (final.csv) and what lab/dpfed_lab/benchmarks/dimension.py measured. Into the
 first folder it writes tables/cost.csv, tables/cost.md and figures/cost.png. By method and size:
 
     accuracy   the mean over seeds; empty where no study has it

@@ -27,13 +27,13 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import torch
-from benchmarks.row_time import lenet
 from torch import nn
 
 from dpfed.data.batches import Batch
 from dpfed.data.layer_hooks import factors_of
 from dpfed.data.modules import Network
 from dpfed.data.networks import groupnorm_cnn, mlp
+from dpfed_lab.benchmarks.row_time import lenet
 
 DRAWN, DELTA, BETA1, BETA2 = 0.1, 1e-5, 0.9, 0.99
 Split = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

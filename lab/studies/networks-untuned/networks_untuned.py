@@ -58,7 +58,7 @@ MLP = {
 }
 RESNET = {
     "name": "network",
-    "factory": "benchmarks.row_time:resnet",
+    "factory": "dpfed_lab.benchmarks.row_time:resnet",
     "options": {"widths": [8, 16, 32]},
 }
 CELLS: dict[str, tuple[str, dict[str, Any], float]] = {

@@ -33,7 +33,7 @@ HOMES = {
     "iterate_object_tree": f"{_INFLATABLE}.inflatable_object",
     "no_object_id_recompute": f"{_INFLATABLE}.inflatable_object",
 }
-"""What only ``benchmarks/_fleet.py`` uses, a SuperNode's own connection: loaded on first use."""
+"""What only the lab's ``benchmarks/_fleet.py`` uses, a SuperNode's connection: loaded on use."""
 
 
 def to_bytes(content: RecordDict) -> bytes:

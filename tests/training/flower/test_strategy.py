@@ -732,10 +732,10 @@ def test_state_of_another_form_or_a_strange_name_is_refused(tmp_path: Path) -> N
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_number_of_clients(repository: Path) -> None:
     """A Grid that makes 200 replies of 10^6 parameters lazily: at most 6 float32 vectors."""
-    from benchmarks._measure import RETURN_FREED
+    from dpfed_lab.benchmarks._measure import RETURN_FREED
 
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.flower_memory", "200"],
+        [sys.executable, "-m", "dpfed_lab.benchmarks.flower_memory", "200"],
         cwd=repository,
         env={**os.environ, **RETURN_FREED},
         capture_output=True,

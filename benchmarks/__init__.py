@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Speed and memory, each against its limit, measured in the same run: ``python -m benchmarks``."""
