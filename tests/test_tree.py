@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tree of aggregators (benchmarks/_tree.py of the lab): the bits of one server, and mistakes that show."""
+"""A tree of aggregators, of the lab's benchmarks: the bits of one server, mistakes that show."""
 
 from __future__ import annotations
 

@@ -115,10 +115,10 @@ def _problems(model: Linear, clients: int) -> list[LinearProblem]:
 
 def _alone(plan: Plan, problems: list[LinearProblem], model: Linear) -> tuple[float, float]:
     """The peak of a client's answer, the median over all rounds but the first; what it keeps."""
-    progress, responder = start(plan, model.initial(0)), _Desk(plan, ClientState(0, problems[0]))
+    progress, desk = start(plan, model.initial(0)), _Desk(plan, ClientState(0, problems[0]))
     for _ in range(plan.rounds):
-        progress, _ = run_round(plan, progress, responder.transport)
-    return statistics.median(responder.peaks[1:]) / VECTOR, _kept(responder.member) / VECTOR
+        progress, _ = run_round(plan, progress, desk.transport)
+    return statistics.median(desk.peaks[1:]) / VECTOR, _kept(desk.member) / VECTOR
 
 
 @dataclass
