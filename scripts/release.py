@@ -31,11 +31,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(HERE))
-sys.path.insert(0, str(HERE / "lab"))
-from scripts.lock import builds_of_torch  # noqa: E402
-
+sys.path[:0] = [str(HERE / "lab"), str(HERE / "scripts")]
 from dpfed_lab.benchmarks._freshness import stale  # noqa: E402  found by the lines above
+from lock import builds_of_torch  # noqa: E402
 
 TOOLS = ("build>=1.2", "twine>=6", "cyclonedx-bom>=7")
 MARKER = "<!-- towncrier release notes start -->\n"
