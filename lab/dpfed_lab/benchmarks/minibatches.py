@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drawn minibatches against full batches under replace-one: accuracy, and time of the processor.
 
-    python -m dpfed_lab.benchmarks.minibatches --adult a9a.npz --fashion /usr/share/datasets/fashion-mnist
+    python -m dpfed_lab.benchmarks.minibatches --adult a9a.npz --fashion FOLDER
 
 Both are the default of networks (Adam on noisy gradients of records, paced); one draws a tenth of
 the records in each step, the other takes all of them. One silo, so that few records suffice, local

@@ -57,7 +57,7 @@ def _measured(work: Path, size: int, silos: list[Silo]) -> tuple[list[float], li
     client["executors"].append({"tasks": ["empty"], "executor": echo})
     (config / "config_fed_client.json").write_text(json.dumps(client), encoding="utf-8")
     gate = jobs.link_sockets(work / "sockets", [silo.socket for silo in silos])
-    jobs.RESOURCES["class_allow_list"] = [*jobs.CLASSES, "benchmarks."]
+    jobs.RESOURCES["class_allow_list"] = [*jobs.CLASSES, "dpfed_lab.benchmarks."]
     log = jobs.simulate(job, work / "nvflare", SILOS, gate, timeout=900)
     rows = jobs.result_of(work / "nvflare") / "metrics.jsonl"
     if not rows.exists():
