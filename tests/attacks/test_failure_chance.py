@@ -61,7 +61,7 @@ def test_noise_is_calibrated_at_the_delta_that_is_left() -> None:
 
 
 def test_a_chance_above_a_hundredth_of_delta_is_refused() -> None:
-    with pytest.raises(UnsoundPlan, match=r"failure.*most 1 %"):
+    with pytest.raises(UnsoundPlan, match=r"failure.*most 0.01 of delta"):
         a_plan(7, 3, delta=999 * ONE)
 
 

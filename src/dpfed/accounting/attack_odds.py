@@ -36,9 +36,6 @@ from dpfed.core.types import Trust
 FALSE_ALARM_RATE = 0.01
 """The rate of false alarms at which the number of units found is stated."""
 
-MAX_RESERVED_FRACTION = 0.01
-"""The fraction of delta that a secure sum may reserve for its failure; a plan refuses more."""
-
 
 class Reading(NamedTuple):
     """Upper bounds on an attacker's success, as fractions from 0 to 1."""
@@ -56,7 +53,7 @@ def read_odds(claim: Claim, trust: Trust = Trust.LOCAL) -> Reading:
         return Reading(1.0, 1.0)
     if claim.accounting != EXACT or epsilon == 0:
         return Reading(*map(_up, (any_right(epsilon, delta), any_found(epsilon, delta))))
-    reserved = MAX_RESERVED_FRACTION * delta if trust is Trust.DISTRIBUTED else 0.0
+    reserved = gdp.MAX_RESERVED_FRACTION * delta if trust is Trust.DISTRIBUTED else 0.0
     mu = gdp.mu_for(epsilon, delta) * (1 + 3 * gdp.CAUTION)  # more than mu_for rounds down
     right, found = float(ndtr(mu / 2)), float(ndtr(float(ndtri(FALSE_ALARM_RATE)) + mu))
     return Reading(_up(right + reserved), _up(found + reserved))

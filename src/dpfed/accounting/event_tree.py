@@ -46,7 +46,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from dpfed.accounting import events, gdp
-from dpfed.accounting.events import Json, canonical
+from dpfed.core.dsse import Json, canonical_json
 from dpfed.core.errors import Unpriceable
 from dpfed.core.sampling import EVERYONE, Everyone
 from dpfed.core.types import Adjacency, Mechanism, Sampling
@@ -112,7 +112,7 @@ class TrainingReleases:
         return events.through_zero(replace(self, channels=by_zeroing)._tree(facing))
 
     def _tree(self, facing: Facing) -> Json:
-        found: dict[str, tuple[Json, int]] = {}
+        found: dict[bytes, tuple[Json, int]] = {}
         sequences: dict[tuple[str, float], int] = {}
         for kind, attempts in self.rounds.items():
             fresh: list[tuple[ChannelUse, float]] = []
@@ -125,7 +125,7 @@ class TrainingReleases:
                     sequences[key] = sequences.get(key, 0) + use.releases * attempts
             if fresh:
                 event = self._round(fresh)
-                text = canonical(event)
+                text = canonical_json(event)
                 found[text] = (event, found.get(text, (event, 0))[1] + attempts)
         rounds = [
             events.times(event, count) for _, (event, count) in sorted(found.items()) if count
@@ -291,22 +291,7 @@ def gaussian_mu_squared(event: Json, adjacency: Adjacency) -> float | None:
         event: the tree.
         adjacency: what neighbouring data sets are; it sets the sensitivity.
     """
-    terms: list[float] = []
-
-    def walk(node: Json, count: int) -> bool:
-        match node:
-            case {"kind": "Gaussian", "noise_multiplier": multiplier}:
-                terms.append(gdp.mu_squared(multiplier, count, adjacency))
-            case {"kind": "SelfComposed", "count": more, "event": one}:
-                return walk(one, count * more)
-            case {"kind": "Composed", "events": parts}:
-                return all(walk(part, count) for part in parts)
-            case {"kind": "NonPrivate"}:
-                terms.append(math.inf if count else 0.0)
-            case {"kind": "NoOp"}:
-                pass
-            case _:
-                return False
-        return True
-
-    return math.fsum(terms) if walk(events.checked(event), 1) else None
+    leaves = gaussian_leaves(event)
+    if leaves is None or any(rate != 1 for _, rate in leaves):
+        return None
+    return math.fsum(gdp.mu_squared(z, count, adjacency) for (z, _), count in leaves.items())

@@ -19,20 +19,17 @@ importing dp_accounting, since the import takes more than a second.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from typing import TYPE_CHECKING, Any
 
 from dpfed.accounting.gdp import SENSITIVITY
+from dpfed.core.dsse import Json
 from dpfed.core.errors import Unpriceable
 from dpfed.core.types import Adjacency
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
-
-Json = dict[str, Any]
-
 
 _NUMBERS = {
     "noise_multiplier": "a number above 0",
@@ -65,11 +62,6 @@ def _fits(name: str, value: Any) -> bool:
     if name == "count":
         return isinstance(value, int) and value >= 0
     return 0 < value <= (1 if name == "rate" else sys.float_info.max)
-
-
-def canonical(tree: Any) -> str:
-    """The same JSON for equal values: keys sorted, no spaces, floats to the last bit."""
-    return json.dumps(tree, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def gaussian_event(noise_multiplier: float, count: int = 1) -> Json:

@@ -31,6 +31,12 @@ from dpfed.core.types import Adjacency
 CAUTION = 1e-9
 """Relative margin by which figures are rounded to the safe side; the formula errs by less."""
 
+MAX_RESERVED_FRACTION = 0.01
+"""The fraction of delta that secure sums may reserve for their failure: of a plan, and of a budget.
+
+Whether delta goes to these or to Gaussian releases may be chosen after outputs were seen. So the
+whole of a budget is within (epsilon, 1.01 delta): docs/privacy.md."""
+
 SENSITIVITY = {Adjacency.REPLACE_ONE: 2.0, Adjacency.ADD_REMOVE: 1.0, Adjacency.ZERO_OUT: 1.0}
 """How far one unit moves a sum of rows of norm at most 1; the accounting defines it only here."""
 

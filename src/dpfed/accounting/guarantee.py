@@ -37,8 +37,8 @@ from dpfed.accounting.event_tree import (
     TrainingReleases,
     gaussian_mu_squared,
 )
-from dpfed.accounting.events import Json
 from dpfed.core.checks import refuse
+from dpfed.core.dsse import Json
 from dpfed.core.errors import Unpriceable
 from dpfed.core.files import jsonable
 from dpfed.core.sampling import Everyone

@@ -36,8 +36,9 @@ from functools import lru_cache
 from typing import Any
 
 from dpfed.accounting.event_tree import gaussian_leaves
-from dpfed.accounting.events import below_mark, canonical
+from dpfed.accounting.events import below_mark
 from dpfed.accounting.guarantee import EXACT, Claim, Guarantee, SecondOpinion
+from dpfed.core.dsse import canonical_json
 from dpfed.core.errors import Unpriceable
 from dpfed.core.log import log
 from dpfed.core.types import Adjacency
@@ -62,7 +63,7 @@ def checked(found: Guarantee) -> Guarantee:
     opinions = []
     for claim in found.claims:
         left = claim.delta - claim.delta_reserved
-        opinion = _opinion(canonical(claim.event), claim.epsilon, left, found.adjacency)
+        opinion = _opinion(canonical_json(claim.event), claim.epsilon, left, found.adjacency)
         _refuse_outside(claim, opinion)
         opinions.append(opinion)
     return replace(found, opinions=tuple(opinions))
@@ -90,7 +91,7 @@ def _refuse_outside(claim: Claim, opinion: SecondOpinion) -> None:
 
 
 @lru_cache(maxsize=256)
-def _opinion(event: str, epsilon: float, delta: float, adjacency: Adjacency) -> SecondOpinion:
+def _opinion(event: bytes, epsilon: float, delta: float, adjacency: Adjacency) -> SecondOpinion:
     tree = json.loads(event)
     by_zeroing = below_mark(tree)
     leaves = gaussian_leaves(tree if by_zeroing is None else by_zeroing)

@@ -24,7 +24,6 @@ from typing import Any
 import msgspec
 
 from dpfed.accounting.event_tree import gaussian_mu_squared
-from dpfed.accounting.events import Json
 from dpfed.accounting.guarantee import (
     EXACT,
     GATED,
@@ -36,6 +35,7 @@ from dpfed.accounting.guarantee import (
     Guarantee,
     epsilon_of,
 )
+from dpfed.core.dsse import Json
 from dpfed.core.errors import DataError
 from dpfed.core.log import shown
 from dpfed.core.types import Adjacency

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from dpfed.accounting import gdp
 from dpfed.accounting.event_tree import gaussian_leaves
-from dpfed.accounting.events import Json, canonical
+from dpfed.core.dsse import Json, canonical_json
 from dpfed.core.errors import Unpriceable
 
 Floats = NDArray[np.float64]
@@ -146,7 +146,7 @@ def _curves_of(event: Json, interval: float) -> tuple[Direction, Direction] | No
     merged = _merged(leaves)
     if not all(z >= LEAST_NOISE for z, _ in merged) or _mean_loss(merged) > MOST_LOSS:
         return None
-    text = canonical({"leaves": sorted([z, rate, many] for (z, rate), many in merged.items())})
+    text = canonical_json({"leaves": sorted([z, rate, many] for (z, rate), many in merged.items())})
     return _curves(text, interval)
 
 

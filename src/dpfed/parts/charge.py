@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any
 
 from dpfed.accounting import events
 from dpfed.accounting.event_tree import gaussian_mu_squared
-from dpfed.accounting.events import Json, canonical
 from dpfed.accounting.gdp import SENSITIVITY
 from dpfed.accounting.guarantee import epsilon_of
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.accounting.ledger.request import ChannelRequest, Request
 from dpfed.core.checks import refuse
+from dpfed.core.dsse import Json, canonical_json
 from dpfed.core.errors import Unpriceable
 from dpfed.core.sampling import EVERYONE
 from dpfed.core.types import Adjacency, Facts, Sampling, Unit
@@ -132,7 +132,7 @@ def _request(tree: Json, key: LedgerKey, name: str) -> Request:
         multiplier = SENSITIVITY[key.adjacency] / math.sqrt(square)
         mechanism = gaussian(Facts(unit=key.unit, adjacency=key.adjacency), std=multiplier)
         tree = events.gaussian_event(multiplier)
-    text = canonical({"event": tree, "unit": key.unit, "adjacency": key.adjacency})
+    text = canonical_json({"event": tree, "unit": key.unit, "adjacency": key.adjacency})
     return Request(
         key=key,
         training=name,
@@ -142,7 +142,7 @@ def _request(tree: Json, key: LedgerKey, name: str) -> Request:
         parts={_CHANNEL: ChannelRequest(mechanism, releases=1, planned=1)},
         # only its author knows whether a row is within half of the distance that was accounted for
         covered=key.adjacency is not Adjacency.REPLACE_ONE,
-        plan=hashlib.sha256(text.encode()).hexdigest(),
+        plan=hashlib.sha256(text).hexdigest(),
         whole=tree,
     )
 

@@ -13,10 +13,10 @@ import torch
 
 from dpfed.accounting import gdp
 from dpfed.accounting.calibrate import closed_form, least_factor
-from dpfed.accounting.events import Json
 from dpfed.accounting.guarantee import epsilon_of, rough_epsilon_of
 from dpfed.core.chain import chain
 from dpfed.core.checks import refuse
+from dpfed.core.dsse import Json
 from dpfed.core.errors import RecipeError, Unpriceable
 from dpfed.core.metric import Metric
 from dpfed.core.participation import Participation

@@ -48,7 +48,7 @@ import msgspec
 from dpfed._version import VERSION
 from dpfed.accounting.guarantee import GATED, SHIPPED, Claim, Guarantee
 from dpfed.accounting.stated import claim_of, read_guarantee, recomputed, same
-from dpfed.core.dsse import Statement, canonical_json, open_statement, strict_json
+from dpfed.core.dsse import Json, Statement, canonical_json, open_statement, strict_json
 from dpfed.core.errors import DataError, DpfedError
 from dpfed.core.log import shown
 from dpfed.core.types import Adjacency, Trust
@@ -106,7 +106,6 @@ _SAME = (
     "claims",
     "assumes",
 )
-Json = dict[str, Any]
 
 
 class Problem(NamedTuple):

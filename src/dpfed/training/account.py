@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dpfed.accounting.event_tree import gaussian_mu_squared
-from dpfed.accounting.events import Json, below_mark, through_zero
+from dpfed.accounting.events import below_mark, through_zero
 from dpfed.accounting.guarantee import strongest
 from dpfed.accounting.ledger.balance import Budget, Cost, converted
 from dpfed.accounting.ledger.blocks import BEFORE, account_of, by_block
@@ -38,6 +38,7 @@ from dpfed.accounting.ledger.conversions import LedgerKey, Server, adversary_of,
 from dpfed.accounting.ledger.enquiries import Enquiries
 from dpfed.accounting.ledger.ledger import Forecast, Ledger
 from dpfed.accounting.ledger.request import ChannelRequest, Request
+from dpfed.core.dsse import Json
 from dpfed.core.environment import DATASET, LEDGER, ledger_path, variable
 from dpfed.core.errors import DataError, DpfedError
 from dpfed.core.log import log
@@ -234,13 +235,7 @@ class Account:
     def _stated(self, plan: Plan) -> LedgerKey:
         """What a recipe's budget is stated for: the plan's own guarantee, against its server."""
         server = Server.OUTSIDERS if plan.update.trust is Trust.CENTRAL else Server.CURIOUS
-        return LedgerKey(
-            dataset=self.dataset,
-            unit=plan.update.unit,
-            adjacency=plan.update.adjacency,
-            adversary=server,
-            colluders=plan.colluders,
-        )
+        return _key(plan, self.dataset)._replace(adversary=server, colluders=plan.colluders)
 
     def begin(self, plan: Plan, broadcast: Broadcast, member: AccountHolder) -> tuple[int, ...]:
         """Enter the round of one client, or refuse it."""

@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import Any
 
 from dpfed.accounting.event_tree import ChannelUse, RoundCounts, RoundKind, TrainingReleases
-from dpfed.accounting.events import Json
 from dpfed.accounting.guarantee import Guarantee, guarantee, strongest
 from dpfed.accounting.signal import Signal
+from dpfed.core.dsse import Json
 from dpfed.core.sampling import Everyone
 from dpfed.core.sum_protocol import Signer, SumContext
 from dpfed.core.types import Broadcast, place_of

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from dpfed.accounting import gdp
 from dpfed.accounting.guarantee import delta_warning
 from dpfed.accounting.triangle import LEAST_DELTA
 from dpfed.core.errors import UnsoundPlan
@@ -187,10 +188,10 @@ def _wrong_shares(plan: Draft) -> str | None:
             f"shares must be at most {plan.min_honest}, the honest terms that a sum surely has, "
             f"got {counted:g}; lower it, or raise sum.survivors"
         )
-    if plan.delta_reserved > plan.delta / 100:
+    if plan.delta_reserved > gdp.MAX_RESERVED_FRACTION * plan.delta:
         return (
-            f"the sum's chance of failure must be at most 1 % of delta = {plan.delta:g}, got "
-            f"{plan.delta_reserved:.2g}; raise sum.survivors"
+            f"the sum's chance of failure must be at most {gdp.MAX_RESERVED_FRACTION:g} of delta = "
+            f"{plan.delta:g}, got {plan.delta_reserved:.2g}; raise sum.survivors"
         )
     for name, mechanism in plan.channels.items():
         noise = 12 * mechanism.std * math.sqrt(len(plan.nominal))

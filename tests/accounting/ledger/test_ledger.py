@@ -25,7 +25,7 @@ from dpfed.accounting.guarantee import epsilon_of_event
 from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.journal import Journal
-from dpfed.accounting.ledger.ledger import Ledger, _plain
+from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.accounting.ledger.request import ChannelRequest, Request, cost_of
 from dpfed.audit.client_laws import MODEL
 from dpfed.core.environment import ledger_path
@@ -451,7 +451,7 @@ def test_a_cost_that_is_not_its_events_is_found(ledger: Ledger) -> None:
     with ledger._turn():
         ledger._append(
             kind="entry",
-            **_plain(KEY),
+            **KEY.row(),
             training="t",
             client=0,
             round=0,

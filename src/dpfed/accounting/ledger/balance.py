@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 
 from dpfed.accounting import events, gdp
 from dpfed.accounting.event_tree import gaussian_leaves, gaussian_mu_squared
-from dpfed.accounting.events import Json, canonical
 from dpfed.accounting.guarantee import epsilon_of
 from dpfed.accounting.ledger.blocks import BlockBinding, add_binding
 from dpfed.accounting.ledger.conversions import LedgerKey, Server, counts_twice, factor
 from dpfed.accounting.ledger.journal import Row
+from dpfed.core.dsse import Json, canonical_json
 from dpfed.core.errors import DataError
 from dpfed.core.files import from_word
 from dpfed.core.types import Adjacency, Unit
@@ -60,12 +60,6 @@ class DeclaredBudget(NamedTuple):
 RunId = tuple[LedgerKey, str, int]
 """A run: the data and guarantee of its releases, its training, and its client."""
 
-MAX_RESERVED_FRACTION = 0.01
-"""The fraction of a budget's delta that all secure sums together may reserve for their failure.
-
-Whether delta goes to these or to Gaussian releases may be chosen after outputs were seen. So the
-whole is within (epsilon, 1.01 delta): docs/privacy.md."""
-
 SHORT = 32
 """How many of a hash's 64 digits tell the rows of one ledger apart."""
 
@@ -79,7 +73,7 @@ class RunCost:
 
     number: float
     """The row that reserved it; runs count in this order."""
-    events: Counter[str]
+    events: Counter[bytes]
     """Its events as canonical JSON, and how often each: composed by PLD, as planned beforehand."""
 
     def event(self) -> Json:
@@ -128,7 +122,7 @@ class Cost:
         run = (key, body["training"], body["client"])
         if body["mu_squared"] is None:
             known = self.runs.get(run, RunCost(UNORDERED, Counter()))
-            more = Counter({canonical(body["event"]): 1})
+            more = Counter({canonical_json(body["event"]): 1})
             self.runs[run] = replace(known, events=known.events + more)
         else:
             self.mu_squared += float(body["mu_squared"])
@@ -143,7 +137,7 @@ class Cost:
             number: the row's number.
         """
         run = (key, body["training"], body["client"])
-        self.runs[run] = RunCost(number, Counter({canonical(body["event"]): 1}))
+        self.runs[run] = RunCost(number, Counter({canonical_json(body["event"]): 1}))
         self._reserve_delta(run, body)
 
     def _reserve_delta(self, run: RunId, body: Mapping[str, Any]) -> None:
@@ -181,7 +175,7 @@ class Cost:
             enough = self.epsilon(budget.delta, adjacency) <= budget.epsilon * (1 + gdp.CAUTION)
             return enough and not self.mixed
         reserved = math.fsum(self.delta_reserved.values())
-        if reserved > MAX_RESERVED_FRACTION * budget.delta:
+        if reserved > gdp.MAX_RESERVED_FRACTION * budget.delta:
             return False
         if self.mu_squared == 0:  # within any limit, which takes SciPy to find
             return True
@@ -242,7 +236,7 @@ def _converted_runs(
         event = _converted_event(cost.event(), times, source, target)
         if event is None:
             return None
-        found[run] = replace(cost, events=Counter({canonical(event): 1}))
+        found[run] = replace(cost, events=Counter({canonical_json(event): 1}))
     return found
 
 
@@ -460,7 +454,7 @@ class Balance:
         if not cost.mu_squared or not any(self.costs[each].runs for each in known):
             return cost
         event = events.gaussian_with_mu_squared(cost.mu_squared, key.adjacency)
-        made = RunCost(UNORDERED, Counter({canonical(event): 1}))
+        made = RunCost(UNORDERED, Counter({canonical_json(event): 1}))
         return replace(cost, mu_squared=0.0, runs={(key, training, client): made})
 
     def totals(self, delta: float, *, every: bool = False) -> list[AccountTotal]:

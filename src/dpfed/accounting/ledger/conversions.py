@@ -24,7 +24,7 @@ replace-one of the same unit, too, by the triangle and not by a factor (triangle
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dpfed.core.types import Adjacency, Trust, Unit
 
@@ -57,6 +57,11 @@ class LedgerKey(NamedTuple):
     def base(self) -> str:
         """The name without the client: simulated clients divide one name."""
         return self.dataset.partition("/")[0]
+
+    def row(self) -> dict[str, Any]:
+        """As a row of the ledger has it."""
+        named = {name: str(value) for name, value in self._asdict().items()}
+        return named | {"colluders": self.colluders}
 
     def command(self, epsilon: str, delta: str) -> str:
         """The command that declares a budget for this key."""

@@ -51,11 +51,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpfed.accounting import events, gdp
-from dpfed.accounting.events import Json, canonical
 from dpfed.accounting.ledger.balance import SHORT, Balance, Cost, key_of
 from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.journal import Row
 from dpfed.accounting.ledger.ledger import Ledger
+from dpfed.core.dsse import Json, canonical_json
 from dpfed.core.errors import DataError, LedgerRolledBack
 from dpfed.core.files import from_word, jsonable, replace_file
 
@@ -115,7 +115,7 @@ class Head:
             "bounded": self.bounded,
             "costs": [
                 {
-                    **_plain(each.key),
+                    **each.key.row(),
                     "mu_squared": jsonable(each.mu_squared),
                     "lost": each.delta_reserved,
                     "covered": each.covered,
@@ -162,7 +162,7 @@ def pack(head: Head, most: int) -> bytes:
         most: how many bytes there may be.
     """
     for each in (head, replace(head, costs=(), bounded=False)):
-        packed = zlib.compress(canonical(each.to_json()).encode(), 9)
+        packed = zlib.compress(canonical_json(each.to_json()), 9)
         if len(packed) <= most:
             return packed
     raise DataError(f"a head must fit into {most} bytes, got {len(packed)}; raise the limit")
@@ -458,7 +458,7 @@ def _lost_row(name: str, epoch: str, held: HeldCost) -> dict[str, Any]:
     mu_squared = held.mu_squared * (1 + gdp.CAUTION)
     return {
         "kind": "lost",
-        **_plain(held.key),
+        **held.key.row(),
         "epoch": epoch,
         "training": f"lost:{name}",
         "client": 0,
@@ -467,8 +467,3 @@ def _lost_row(name: str, epoch: str, held: HeldCost) -> dict[str, Any]:
         "lost": held.delta_reserved,
         "covered": held.covered,
     }
-
-
-def _plain(key: LedgerKey) -> Mapping[str, Any]:
-    named = {name: str(value) for name, value in key._asdict().items()}
-    return named | {"colluders": key.colluders}

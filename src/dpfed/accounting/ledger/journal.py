@@ -42,7 +42,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpfed.accounting.events import canonical
 from dpfed.core.database import (
     BROKEN,
     UNAVAILABLE,
@@ -51,6 +50,7 @@ from dpfed.core.database import (
     reading,
     writing,
 )
+from dpfed.core.dsse import canonical_json
 from dpfed.core.errors import DataError
 from dpfed.core.files import write_over
 
@@ -213,7 +213,8 @@ class Journal:
 
     def append(self, **body: Any) -> Row:
         """Add a row, within a turn."""
-        text = canonical({**body, "write": self._write, "time": round(time.time(), 3)})
+        whole = {**body, "write": self._write, "time": round(time.time(), 3)}
+        text = canonical_json(whole).decode()
         digest = _digest(self._tail.hash, text)
         row = Row(self._tail.rows + 1, json.loads(text), digest)
         self._insert(row.number, text, digest)
@@ -271,7 +272,7 @@ class Journal:
             self._file.execute("ROLLBACK")
 
     def _write_head(self, head: JournalHead) -> None:
-        write_over(self._head_path, canonical(head._asdict()).encode().ljust(_HEAD_BYTES))
+        write_over(self._head_path, canonical_json(head._asdict()).ljust(_HEAD_BYTES))
 
     # ------------------------------------------------------------------------------ checks
 

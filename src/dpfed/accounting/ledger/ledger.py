@@ -166,7 +166,7 @@ class Ledger:
             return
         self._append(
             kind="claim",
-            **_plain(key),
+            **key.row(),
             **plan_cost(request),
             training=request.training,
             client=request.client,
@@ -213,7 +213,7 @@ class Ledger:
                 run for run in self._balance.claims if (run[0].dataset, run[1]) == (name, training)
             ]
             for key, _, client in runs:
-                self._append(kind="waive", **_plain(key), training=training, client=client)
+                self._append(kind="waive", **key.row(), training=training, client=client)
         return len(runs)
 
     def forecast(self, request: Request, target: LedgerKey, budget: Budget) -> Forecast:
@@ -281,7 +281,7 @@ class Ledger:
         limit = self._balance.budget_of(key.dataset)
         where = {
             "kind": "entry",
-            **_plain(key),
+            **key.row(),
             "training": request.training,
             "client": request.client,
             "round": request.round,
@@ -343,7 +343,7 @@ class Ledger:
         self._keep_within(key, request, more, limit)
         planned = {name: part.planned for name, part in request.parts.items()}
         each = release_events(request)
-        self._append(kind="reserve", **_plain(key), **body, releases=planned, each=each)
+        self._append(kind="reserve", **key.row(), **body, releases=planned, each=each)
         return self._balance.reserves[run]
 
     def _afford(
@@ -441,7 +441,7 @@ class Ledger:
                     f"the account of {key.base!r} must be exhausted by a declared loss before its "
                     f"budget can begin anew, and is not; leave --anew out"
                 )
-            body = {**_plain(key), **budget._asdict(), "by": "command"}
+            body = {**key.row(), **budget._asdict(), "by": "command"}
             self._append(kind="budget", **body, **({"anew": True} if anew else {}))
 
     def agree(self, key: LedgerKey, budget: Budget) -> None:
@@ -452,7 +452,7 @@ class Ledger:
             key = self._balance.resolve(key)
             declared = self._balance.budget_of(key.dataset)
             if declared is None:
-                self._append(kind="budget", **_plain(key), **budget._asdict(), by="recipe")
+                self._append(kind="budget", **key.row(), **budget._asdict(), by="recipe")
                 return
         if declared.budget[:2] != budget[:2]:
             raise RecipeError(
@@ -575,10 +575,4 @@ def _row_of(request: Request) -> dict[str, Any]:
         "lost": request.delta_reserved,
         "plan": request.plan,
         "covered": request.covered,
-    }
-
-
-def _plain(key: LedgerKey) -> dict[str, Any]:
-    return {name: str(value) for name, value in key._asdict().items()} | {
-        "colluders": key.colluders
     }

@@ -10,9 +10,9 @@ from typing import Any
 
 from dpfed.accounting import events
 from dpfed.accounting.event_tree import gaussian_mu_squared, mechanism_event
-from dpfed.accounting.events import Json
 from dpfed.accounting.guarantee import is_gaussian, mechanism_mu_squared
 from dpfed.accounting.ledger.conversions import LedgerKey
+from dpfed.core.dsse import Json
 from dpfed.core.files import jsonable
 from dpfed.core.participation import Participation
 from dpfed.core.types import Mechanism

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dpfed.accounting import events, gdp
-from dpfed.accounting.events import Json
 from dpfed.accounting.ledger.balance import Balance, key_of
 from dpfed.accounting.ledger.journal import Row
+from dpfed.core.dsse import Json
 from dpfed.core.errors import DataError
 from dpfed.core.types import Adjacency
 
@@ -70,7 +70,7 @@ def _wrong_cost(row: Row, balance: Balance) -> Iterator[str]:
 
 
 def _mu_squared(body: Mapping[str, Any]) -> float:
-    """The squared mu of a Gaussian row's event, from the event alone."""
+    """The squared mu of a Gaussian row's event: a second count, which shares no fold on purpose."""
     adjacency = Adjacency(body["adjacency"])
 
     def cost(event: Json, count: int) -> float:

@@ -50,7 +50,7 @@ from typing import Any, NamedTuple
 
 import dpfed
 from dpfed._version import VERSION
-from dpfed.core.dsse import Statement, canonical_json, make_statement
+from dpfed.core.dsse import Json, Statement, canonical_json, make_statement
 from dpfed.core.errors import BadReply
 from dpfed.core.files import jsonable
 from dpfed.core.sum_protocol import Messages
@@ -74,8 +74,6 @@ FIRST = "0" * 64
 """What stands before the first receipt of a chain."""
 MOST_RECEIPT_BYTES = 1 << 13
 _FILE = "receipts.jsonl"
-
-Json = dict[str, Any]
 
 
 class Receipt(NamedTuple):
