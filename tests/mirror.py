@@ -100,6 +100,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "training/wire/heads.py": ("silo/test_heads.py", "training/flower/test_heads.py"),
     "training/wire/evidence.py": ("silo/test_handler.py", "recipes/test_verify.py"),
     "cli/silo_text.py": ("silo/test_handler.py",),
+    "cli/limits.py": ("attacks/test_strangers_files.py",),
     "accounting/stated.py": ("attacks/test_whole_guarantee.py",),
     "cli/silo.py": ("silo/test_gate.py", "cli/test_silo_install.py"),
     "cli/silo_check.py": ("cli/test_silo_install.py",),

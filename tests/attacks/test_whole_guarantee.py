@@ -24,6 +24,7 @@ import pytest
 from dpfed.accounting.event_tree import gaussian_mu_squared
 from dpfed.accounting.guarantee import SHIPPED, Claim, Guarantee, SecondOpinion, epsilon_of
 from dpfed.accounting.stated import check_events, read_guarantee, recomputed
+from dpfed.bundle.description import decode
 from dpfed.core.errors import DataError
 from dpfed.core.types import Adjacency
 from dpfed.recipes.verify import COMPLETE, INCOMPLETE, REFUSED, verify_evidence
@@ -149,6 +150,21 @@ def test_what_follows_from_a_guarantee_must_be_what_follows(trained: Path) -> No
     ):
         with pytest.raises(DataError, match="guarantee"):
             read_guarantee({**told, **wrong})
+
+
+def test_a_bundle_whose_guarantee_does_not_add_up_is_not_loaded(trained: Path) -> None:
+    """Before: ``dpfed.load(...).guarantee`` was whatever sentence these fields make."""
+    about = json.loads((trained / "out" / "model" / "model.json").read_bytes())
+    assert decode(json.dumps(about).encode()).stated == stated_of(trained)
+    better = {"idealized": False, "noise": "os", "rounds": 1}
+    for name, value in better.items():
+        guarantee = {**about["guarantee"], name: value}
+        with pytest.raises(DataError, match="sentence must follow"):
+            decode(json.dumps({**about, "guarantee": guarantee}).encode())
+    claim = replace(stated_of(trained).claims[0], epsilon=0.5)
+    cheap = replace(stated_of(trained), claims=(claim,)).to_json()
+    with pytest.raises(DataError, match="the events beside it cost"):
+        _ = decode(json.dumps({**about, "guarantee": cheap}).encode()).stated
 
 
 @pytest.mark.parametrize("steers", ["\x1b[2J", "\u202e", "a\nb", "x" * 2000])

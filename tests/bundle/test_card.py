@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import yaml
 
+from dpfed.accounting.guarantee import Guarantee
 from dpfed.bundle.card import model_card, prose, quoted
 from dpfed.bundle.description import (
     ArrayInput,
@@ -19,6 +20,7 @@ from dpfed.bundle.description import (
     SchemaInput,
     decode,
 )
+from dpfed.core.log import shown
 
 EVIL = (
     "<script>alert(1)</script>",
@@ -70,8 +72,10 @@ def test_the_front_matter_is_yaml(found: Description) -> None:
 
 @pytest.mark.parametrize("evil", EVIL)
 def test_words_of_others_do_nothing(evil: str, found: Description) -> None:
-    guarantee = {**found.guarantee}
-    guarantee["claims"] = [{**guarantee["claims"][0], "adversary": evil}]
+    adversary = shown(evil)  # a guarantee with words that steer is not read at all
+    claims = [{**found.guarantee["claims"][0], "adversary": adversary}]
+    told = {**found.guarantee, "claims": claims}
+    guarantee = msgspec.convert(told, Guarantee, strict=False).to_json()
     odd = msgspec.structs.replace(
         found,
         name=evil,

@@ -703,6 +703,31 @@ def test_the_page_for_officers_is_written_from_verified_evidence_and_says_so(
         write_statement(tmp_path / "again" / "out", tmp_path / "page")
 
 
+def test_a_verified_page_has_the_silos_words_and_a_section_for_those_of_others(
+    trained: Path, tmp_path: Path
+) -> None:
+    """Before: it quoted recipe.toml, which nobody signs, and Markdown in any of the words."""
+    from dpfed.cli.explain import write_statement
+
+    pack = Pack(trained, tmp_path)
+    (pack.out / "recipe.toml").write_text('name = "x"\n[privacy]\ncolluders = 9000\n')
+    link = "![x](http://127.0.0.1/track) <b>\x1b[2J\u202e"
+    pack.guarantee(lambda told: told.update(data=link, warnings=[link], evaluation=link))
+    paths = write_statement(pack.out, tmp_path / "page")
+    for text in (each.read_text() for each in paths):
+        assert "9000" not in text
+        assert not {"\x1b", "\u202e"} & set(text)
+        assert "<b>" not in text
+        signed, title, other = text.partition("Said by whoever ran it, and signed by no silo")
+        assert title
+        assert "Verified from evidence" in signed
+        assert "track" not in signed
+        assert "track" in other
+    markdown = paths[0].read_text()
+    assert "![x]" not in markdown
+    assert "http://" not in markdown
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_where_a_draw_of_clients_is_secret_nothing_tells_who_took_part(tmp_path: Path) -> None:

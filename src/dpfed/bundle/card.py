@@ -53,7 +53,8 @@ def quoted(word: object, most: int = 60) -> str:
 def prose(text: str, most: int = 3000) -> str:
     """A sentence of somebody else's, in which no Markdown and no HTML is left."""
     plain = shown(text, most).translate(_ALIKE)
-    return "".join(f"&#{ord(sign)};" if sign in "*_[]#!&~$" else sign for sign in plain)
+    plain = "".join(f"&#{ord(sign)};" if sign in "*_[]#!&~$" else sign for sign in plain)
+    return plain.replace("://", "&#58;//").replace("www.", "www&#46;")  # else they become links
 
 
 def model_card(description: Description) -> str:

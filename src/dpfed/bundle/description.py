@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from dpfed.accounting.guarantee import Guarantee
+from dpfed.accounting.stated import read_guarantee, recomputed
 from dpfed.core.errors import DataError
 from dpfed.core.files import jsonable
 from dpfed.core.log import shown
@@ -238,11 +239,11 @@ class Description(_Part, frozen=True, kw_only=True):
 
     @property
     def stated(self) -> Guarantee:
-        """The guarantee as a value."""
-        try:
-            return msgspec.convert(self.guarantee, Guarantee, strict=False)
-        except (msgspec.ValidationError, ValueError, RecursionError) as error:
-            raise _unfit("guarantee", "a guarantee", str(error)) from error
+        """The guarantee as a value: whole, and no epsilon is below the cost of its events."""
+        stated = read_guarantee(self.guarantee)
+        for claim in stated.claims:
+            recomputed(claim, stated.adjacency)
+        return stated
 
     @property
     def size(self) -> int:
@@ -293,7 +294,7 @@ class _Marks(msgspec.Struct):
 
 
 def _short(error: BaseException) -> str:
-    return str(error)[:200] if not isinstance(error, RecursionError) else "too deep"
+    return shown(str(error), 200) if not isinstance(error, RecursionError) else "too deep"
 
 
 def check(description: Description) -> None:
@@ -307,6 +308,7 @@ def check(description: Description) -> None:
         raise _unfit("parameters", f"at most {MAX_PARAMETERS}", found.size)
     if found.output not in OUTPUTS:
         raise _unfit("output", ", ".join(OUTPUTS), found.output[:80])
+    read_guarantee(found.guarantee)
     _check_classes(found)
     _check_input(found.input)
     for step in found.steps:

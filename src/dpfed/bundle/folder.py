@@ -32,6 +32,7 @@ from dpfed.bundle.card import model_card
 from dpfed.bundle.description import MAX_BYTES, Description, check, decode, encode
 from dpfed.core.errors import DataError
 from dpfed.core.files import replace_file
+from dpfed.core.log import shown
 
 DESCRIPTION_FILE, PARAMETERS_FILE, CARD_FILE = "model.json", "model.safetensors", "README.md"
 _MAX_HEADER = 1 << 24
@@ -85,7 +86,7 @@ def read_bundle(folder: Path) -> tuple[Description, dict[str, torch.Tensor]]:
     raw = read_bounded(path, 4 * description.size + _MAX_HEADER)
     if description.sha256 and hashlib.sha256(raw).hexdigest() != description.sha256:
         raise DataError(
-            f"{path} must have the SHA-256 {description.sha256[:16]}... of model.json, got "
+            f"{path} must have the SHA-256 {shown(description.sha256, 16)} of model.json, got "
             f"another; get both files of one bundle"
         )
     try:

@@ -19,15 +19,15 @@ Guarantee: no figure is smaller than its bound; a run without a guarantee says s
 | the recipe names a ledger               | said; the run's own figures stand alone               |
 | the ledger was tampered with            | DataError: no total is stated                         |
 | its sentence and claims disagree        | RecipeError: one of them was edited                   |
+| evidence of the silos in the folder     | the page states what they have signed; what they have |
+|                                         | not has a section of its own, and recipe.toml none    |
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -36,13 +36,20 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dpfed.accounting.attack_odds import FALSE_ALARM_RATE, Reading, of_100, read_odds
-from dpfed.accounting.guarantee import GATED, Claim, Guarantee, epsilon_of, round_up
-from dpfed.core.errors import RecipeError, Unpriceable
+from dpfed.accounting.guarantee import GATED, Guarantee, round_up
+from dpfed.accounting.stated import read_guarantee, recomputed
+from dpfed.bundle.card import prose
+from dpfed.core.dsse import strict_json
+from dpfed.core.errors import DataError, RecipeError, Unpriceable
+from dpfed.core.log import shown
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.recipes import schema as recipes
 from dpfed.recipes.methods import markdown_table
 from dpfed.recipes.result import EVIDENCE_FOLDER
 from dpfed.recipes.schema import Recipe
+from dpfed.recipes.verify import read_bounded
+
+_MOST_BYTES, _MOST_TEXT = 1 << 24, 100_000
 
 
 class TextTable(NamedTuple):
@@ -74,6 +81,8 @@ class StatementMaterial:
     recipe: Recipe | None
     evidence: str = ""
     """What `dpfed verify` says of the folder's evidence, in a sentence; "" if there is none."""
+    verified: bool = False
+    """Whether the guarantee, and who took part, are what all silos have signed."""
     ledger: Path | None = None
     """A ledger's file to sum up; what a recipe names is not opened: it may be a stranger's."""
 
@@ -83,45 +92,39 @@ class StatementMaterial:
         return math.isfinite(self.guarantee.epsilon)
 
 
-_WRITTEN = {each.name for each in fields(Guarantee)} - {"condition", "blocks"} | {"sentence"}
-"""What each guarantee.json says: a default in its place would be a claim that nobody made."""
-
-
 def gather_statement(folder: Path, ledger: Path | None = None) -> StatementMaterial:
     """What a run left in its folder."""
     path = folder / "guarantee.json"
     try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
-        guarantee = msgspec.convert(contents, Guarantee, strict=False)
-        if missing := _WRITTEN - contents.keys():
-            raise ValueError(f"without {', '.join(sorted(missing))}")
-    except OSError as error:
-        raise RecipeError(
-            f"{str(path)!r} cannot be read ({error.strerror}); give the folder that "
-            f"'dpfed run --out FOLDER' wrote"
-        ) from error
-    except (ValueError, msgspec.ValidationError) as error:
-        raise RecipeError(
-            f"{str(path)!r} is not a guarantee that dpfed wrote ({error}); train again"
-        ) from error
-    refuse_other_figures(contents, guarantee)
-    known = folder / "recipe.toml"
-    recipe = recipes.load_recipe(known) if known.exists() else None
-    name = contents.get("training") or (recipe.name if recipe else folder.resolve().name)
-    return StatementMaterial(
-        name=str(name),
+        content = read_bounded(path, _MOST_BYTES)
+        if content is None:
+            raise RecipeError(
+                f"{str(path)!r} cannot be read (there is none); give the folder that "
+                f"'dpfed run --out FOLDER' wrote"
+            )
+        contents = strict_json(content, most_bytes=_MOST_BYTES)
+        guarantee = read_guarantee(contents)
+        for claim in guarantee.claims:
+            recomputed(claim, guarantee.adjacency)
+    except (DataError, Unpriceable) as error:
+        raise RecipeError(f"{str(path)!r} is not a guarantee that dpfed wrote ({error})") from error
+    material = StatementMaterial(
+        name=str(contents.get("training") or folder.resolve().name),
         guarantee=guarantee,
         contents=contents,
-        recipe=recipe,
+        recipe=None,
         ledger=ledger,
-        evidence=_evidence(folder),
     )
+    if (folder / EVIDENCE_FOLDER).exists():  # then recipe.toml says nothing: nobody signed it
+        return _with_evidence(material, folder)
+    recipe_file = folder / "recipe.toml"
+    recipe = recipes.load_recipe(recipe_file) if recipe_file.exists() else None
+    name = contents.get("training") or (recipe.name if recipe else folder.resolve().name)
+    return replace(material, recipe=recipe, name=str(name))
 
 
-def _evidence(folder: Path) -> str:
+def _with_evidence(material: StatementMaterial, folder: Path) -> StatementMaterial:
     """What the silos have signed; refuses a folder whose evidence contradicts itself."""
-    if not (folder / EVIDENCE_FOLDER).exists():
-        return ""
     from dpfed.recipes.verify import COMPLETE, REFUSED, verify_evidence
 
     found = verify_evidence(folder)
@@ -131,23 +134,31 @@ def _evidence(folder: Path) -> str:
             f"the evidence in {str(folder)!r} contradicts what the silos have signed "
             f"({wrong.name}: {wrong.said}); run 'dpfed verify', and ask for the folder again"
         )
-    if found.verdict != COMPLETE:
-        return (
+    if found.verdict != COMPLETE or found.guarantee is None:
+        said = (
             f"The evidence beside it is incomplete ({found.problems[0].said}), so these figures "
             f"are those of whoever ran the training."
         )
-    return (
-        f"Verified from evidence: all {len(found.silos)} silos have signed the terms, the rounds "
-        f"that they answered and these claims, under the keys of the folder's roster, to be "
-        f"compared with the silos' own (dpfed silo status). The model that they were told of is "
-        f"{found.model[:16]}; {found.file}."
+        return replace(material, evidence=said)
+    return replace(
+        material,
+        name=found.training,
+        guarantee=found.guarantee,
+        contents={**material.contents, "answered": found.answered},
+        verified=True,
+        evidence=(
+            f"Verified from evidence: all {len(found.silos)} silos have signed the terms, the "
+            f"rounds that they answered and these claims, under the keys of the folder's roster, "
+            f"to be compared with the silos' own (dpfed silo status). The model that they were "
+            f"told of is {found.model[:16]}; {found.file}."
+        ),
     )
 
 
 def sections(material: StatementMaterial) -> list[Section]:
     """The page, in order."""
     if not material.private:
-        return [_nothing(material), _about(material)]
+        return [_nothing(material), *_about(material)]
     return [
         _protected(material),
         _against(material),
@@ -156,7 +167,7 @@ def sections(material: StatementMaterial) -> list[Section]:
         *_who_took_part(material),
         _all_runs(material),
         _not_covered(material),
-        _about(material),
+        *_about(material),
     ]
 
 
@@ -352,8 +363,8 @@ def _trust(material: StatementMaterial) -> Iterable[str]:
 
 
 def _pooling(material: StatementMaterial) -> Iterable[str]:
-    found, recipe = material.guarantee, material.recipe
-    colluders = found.colluders if recipe is None else recipe.privacy.colluders
+    found = material.guarantee
+    colluders = found.colluders
     if found.trust is Trust.DISTRIBUTED:
         yield f"At most {_clients(colluders)} may side with the server."
     elif len(found.claims) > 1:
@@ -520,7 +531,6 @@ def _not_covered(material: StatementMaterial) -> Section:
     lines = [
         "Tuning: trying several settings on the same records, and choosing by the result, "
         "costs more than one run. The figures are for this run as configured.",
-        _evaluation(material),
     ]
     if found.idealized:
         lines.append(
@@ -555,29 +565,29 @@ def _evaluation(material: StatementMaterial) -> str:
     return f"Evaluation, {words}."
 
 
-def _about(material: StatementMaterial) -> Section:
+def _about(material: StatementMaterial) -> list[Section]:
     from dpfed._version import VERSION
 
     recipe, contents = material.recipe, material.contents
-    lines = [f"Data: {contents.get('data', 'not noted')}."]
+    lines = [f"Data: {contents.get('data', 'not noted')}.", _evaluation(material)]
     if recipe:
         steps = " then ".join(str(each.get("name")) for each in recipe.server)
         ran = recipe.method or f"{recipe.client.get('name')} at the clients, {steps} at the server"
         lines.append(f"Method: {ran}; {material.guarantee.rounds} rounds; seed {recipe.seed}.")
     lines += run_figures(contents, material.guarantee)
-    lines += [f"Warning: {_sentence(each)}" for each in contents.get("warnings", ())]
+    lines += [f"Warning: {_sentence(str(each))}" for each in contents.get("warnings", ())]
     if contents.get("stopped"):
-        lines.append(f"It was stopped early: {_sentence(contents['stopped'])}")
+        lines.append(f"It was stopped early: {_sentence(str(contents['stopped']))}")
     files = "guarantee.json" if recipe is None else "guarantee.json and recipe.toml"
     stated = f"Stated by dpfed {VERSION} from {files} of the run, {AS_WRITTEN}"
-    if material.evidence:
-        lines.append(material.evidence)
-    if material.evidence.startswith("Verified"):
-        stated = (
-            f"Stated by dpfed {VERSION} from evidence that it has verified (dpfed verify), and "
-            f"what {files} says besides."
-        )
-    return Section("The run", ([*lines, stated],))
+    if material.verified:
+        stated = f"Stated by dpfed {VERSION} from evidence that it has verified (dpfed verify)."
+        return [
+            Section("Evidence", ([material.evidence, stated],)),
+            Section("Said by whoever ran it, and signed by no silo", (lines,)),
+        ]
+    evidence = [material.evidence] if material.evidence else []
+    return [Section("The run", ([*lines, *evidence, stated],))]
 
 
 def _sentence(text: str) -> str:
@@ -591,7 +601,6 @@ AS_WRITTEN = (
     "it was computed again. What a participant itself "
 )
 AS_WRITTEN += "released is in its own ledger (dpfed ledger show, verify) and its gate's log."
-_PAIR = re.compile(r"\([^()]+, [^()]+\)-DP")
 PLURAL = {Unit.RECORD: "records", Unit.GROUP: "persons", Unit.CLIENT: "participants"}
 
 
@@ -617,37 +626,6 @@ def run_figures(contents: Mapping[str, Any], found: Guarantee) -> Iterator[str]:
             yield f"{word}: {str(contents[key]).replace('T', ' ')[:16]} UTC."
 
 
-def refuse_other_figures(contents: Mapping[str, Any], found: Guarantee) -> None:
-    """Refuse a file whose sentence and claims differ, or whose claims are below their events."""
-    said = _PAIR.findall(str(contents["sentence"]))
-    if said != (stated := _PAIR.findall(found.sentence)):
-        raise RecipeError(
-            f"guarantee.json's sentence says {' and '.join(said) or 'nothing'}, and its claims "
-            f"{' and '.join(stated) or 'nothing'}; ask for the file as dpfed wrote it"
-        )
-    for claim in found.claims:
-        again = _computed_again(claim, found.adjacency)
-        if again > claim.epsilon * (1 + _TOLERANCE):
-            raise RecipeError(
-                f"guarantee.json claims epsilon {claim.epsilon:g} against {claim.adversary}, and "
-                f"the events beside it cost {again:g}; ask for the file as dpfed wrote it"
-            )
-
-
-_TOLERANCE = 1e-6
-
-
-def _computed_again(claim: Claim, adjacency: Adjacency) -> float:
-    """The epsilon of a claim's own events."""
-    try:
-        return epsilon_of(claim.event, claim.delta - claim.delta_reserved, adjacency)[0]
-    except (Unpriceable, KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise RecipeError(
-            f"guarantee.json has events that cannot be accounted for ({error}); ask for the file "
-            f"as dpfed wrote it"
-        ) from error
-
-
 # --------------------------------------------------------------------- the files: HTML and Markdown
 
 
@@ -656,22 +634,22 @@ def html(material: StatementMaterial) -> str:
     title = f"Privacy statement: {material.name}"
     body = "".join(map(_section, sections(material)))
     found = material.guarantee
-    quoted = f"<blockquote>{escape(found.summary)}</blockquote>{_block(found.assumptions)}"
+    quoted = f"<blockquote>{_html(found.summary)}</blockquote>{_block(found.assumptions)}"
     style = style_of("dpfed.cli", "statement.css")
-    return html_page(title, f"<h1>{escape(title)}</h1>\n{quoted}\n{body}", style)
+    return html_page(title, f"<h1>{_html(title)}</h1>\n{quoted}\n{body}", style)
 
 
 def _section(section: Section) -> str:
     blocks = "".join(map(_block, section.blocks))
-    return f"<section><h2>{escape(section.title)}</h2>{blocks}</section>\n"
+    return f"<section><h2>{_html(section.title)}</h2>{blocks}</section>\n"
 
 
 def _block(block: Block) -> str:
     if isinstance(block, str):
-        return f"<p>{escape(block)}</p>"
+        return f"<p>{_html(block)}</p>"
     if isinstance(block, TextTable):
         return _table(block)
-    return f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in block)}</ul>"
+    return f"<ul>{''.join(f'<li>{_html(each)}</li>' for each in block)}</ul>"
 
 
 def _table(table: TextTable) -> str:
@@ -683,9 +661,13 @@ def _table(table: TextTable) -> str:
 def _cells(head: tuple[str, ...], row: tuple[str, ...]) -> str:
     pairs = zip(head, row, strict=True)
     return "".join(
-        f'<td{_short(text)} data-label="{escape(name)}"><span>{escape(text)}</span></td>'
+        f'<td{_short(text)} data-label="{escape(name)}"><span>{_html(text)}</span></td>'
         for name, text in pairs
     )
+
+
+def _html(text: str) -> str:
+    return escape(shown(text, _MOST_TEXT))
 
 
 def _short(text: str) -> str:
@@ -697,10 +679,10 @@ def _short(text: str) -> str:
 
 
 def markdown(material: StatementMaterial) -> str:
-    """The page as Markdown."""
+    """The page as Markdown, in which no word of anybody's is more than a word."""
     found = material.guarantee
-    lines = [f"# Privacy statement: {material.name}", "", f"> {found.summary}", ""]
-    lines += [*(f"- {each}" for each in found.assumptions), ""]
+    lines = [f"# Privacy statement: {_plain(material.name)}", "", f"> {_plain(found.summary)}", ""]
+    lines += [*(f"- {_plain(each)}" for each in found.assumptions), ""]
     for section in sections(material):
         lines += [f"## {section.title}", ""]
         for block in section.blocks:
@@ -708,12 +690,16 @@ def markdown(material: StatementMaterial) -> str:
     return "\n".join(lines)
 
 
+def _plain(text: str) -> str:
+    return prose(text, _MOST_TEXT)
+
+
 def _markdown_block(block: Block) -> list[str]:
     if isinstance(block, str):
-        return [block]
+        return [_plain(block)]
     if isinstance(block, TextTable):
-        return markdown_table(block.head, block.rows)
-    return [f"- {each}" for each in block]
+        return markdown_table(block.head, [tuple(map(_plain, row)) for row in block.rows])
+    return [f"- {_plain(each)}" for each in block]
 
 
 def write_statement(folder: Path, out: Path, ledger: Path | None = None) -> tuple[Path, Path]:

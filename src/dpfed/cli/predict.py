@@ -63,6 +63,27 @@ def predict(
         anyway: also predict where most of a column does not fit the model's contract.
         quiet: show no progress bar.
     """
+    from dpfed.cli.limits import DAY, all_memory, in_limits
+
+    def work() -> list[str]:
+        return _predicted(model, records, out, keep or [], mapping, weights, base, anyway, quiet)
+
+    for line in in_limits(work, DAY, all_memory()):
+        typer.echo(line)
+
+
+def _predicted(
+    model: Path,
+    records: Path,
+    out: Path,
+    keep: list[str],
+    mapping: Path | None,
+    weights: Path | None,
+    base: str | None,
+    anyway: bool,
+    quiet: bool,
+) -> list[str]:
+    """Write the predictions; returns what is said of them."""
     from dpfed.bundle.scoring import score_file
     from dpfed.bundle.trained import load
     from dpfed.data.sheets import not_utf8
@@ -74,18 +95,19 @@ def predict(
             loaded,
             records,
             out,
-            keep or (),
+            keep,
             watch=lambda done, total: shown.update(task, completed=done, total=max(done, total)),
             anyway=anyway,
         )
         shown.update(task, completed=tally.records, total=tally.records)
+    lines = []
     if odd := not_utf8(records):
-        typer.echo(
+        lines.append(
             f"{odd[0]:,} lines are not UTF-8 (first: line {odd[1]}), so that words with accents "
             f"may be missing ones; write the file as UTF-8 (iconv -f latin1 -t utf8)"
         )
-    typer.echo("\n".join(_said(tally, loaded.description.target)))
-    typer.echo(f"{tally.records:,} predictions in {out}")
+    said = _said(tally, loaded.description.target)
+    return [*lines, *said, f"{tally.records:,} predictions in {out}"]
 
 
 def _said(tally: Tally, target: str) -> list[str]:

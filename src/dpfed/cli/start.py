@@ -194,6 +194,7 @@ def explain(
         ledger: a ledger's file to sum up; None opens none, whatever the recipe names.
     """
     from dpfed.cli.explain import write_statement
+    from dpfed.cli.limits import in_limits
 
-    for path in write_statement(run, out or run, ledger):
+    for path in in_limits(lambda: [str(each) for each in write_statement(run, out or run, ledger)]):
         typer.echo(path)

@@ -37,19 +37,37 @@ def verify(
         roster: the silos' names and keys, from elsewhere than the folder.
         as_json: print what was found as one JSON object.
     """
+    from dpfed.cli.limits import OverLimits, in_limits
+
+    try:
+        code, lines = in_limits(lambda: _verdict(out, roster, as_json))
+    except OverLimits as error:
+        code, lines = 4, _without_an_end(str(error), as_json)
+    for line in lines:
+        typer.echo(line)
+    if code:
+        raise typer.Exit(code)
+
+
+def _verdict(out: Path, roster: Path | None, as_json: bool) -> tuple[int, list[str]]:
+    """The exit code, and what is printed."""
     from dpfed.core.files import jsonable
     from dpfed.core.log import shown
     from dpfed.recipes.verify import COMPLETE, INCOMPLETE, verify_evidence
 
     found = verify_evidence(out, roster)
-    if as_json:
-        typer.echo(json.dumps(jsonable(found.to_json()), allow_nan=False))
-    else:
-        for line in table(found):
-            typer.echo(shown(line, 2000))
     code = {COMPLETE: 0, INCOMPLETE: 3}.get(found.verdict, 4)
-    if code:
-        raise typer.Exit(code)
+    if as_json:
+        return code, [json.dumps(jsonable(found.to_json()), allow_nan=False)]
+    return code, [shown(line, 2000) for line in table(found)]
+
+
+def _without_an_end(said: str, as_json: bool) -> list[str]:
+    """What is printed of a folder that takes too much memory or time: it is refused."""
+    problem = {"name": "over-limits", "said": said, "missing": False}
+    if as_json:
+        return [json.dumps({"verdict": "refused", "problems": [problem]})]
+    return [f"WRONG     over-limits: {said}", "verdict   refused"]
 
 
 def table(found: Verified) -> Iterator[str]:
