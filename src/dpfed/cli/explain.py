@@ -33,8 +33,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from dpfed.accounting.attack_odds import FALSE_ALARM_RATE, Reading, of_100, read_odds
 from dpfed.accounting.guarantee import GATED, Guarantee, round_up
 from dpfed.accounting.stated import read_guarantee, recomputed
