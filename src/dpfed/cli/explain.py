@@ -105,7 +105,11 @@ def gather_statement(folder: Path, ledger: Path | None = None) -> StatementMater
         for claim in guarantee.claims:
             recomputed(claim, guarantee.adjacency)
     except (DataError, Unpriceable) as error:
-        raise RecipeError(f"{str(path)!r} is not a guarantee that dpfed wrote ({error})") from error
+        said = str(error).partition(";")[0]
+        raise RecipeError(
+            f"{str(path)!r} is not a guarantee that dpfed wrote ({said}); ask for the file as "
+            f"dpfed wrote it"
+        ) from error
     material = StatementMaterial(
         name=str(contents.get("training") or folder.resolve().name),
         guarantee=guarantee,
