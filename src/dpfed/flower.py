@@ -169,7 +169,7 @@ def make_plan(
     if not isinstance(clients, int) and not all(isinstance(size, Number) for size in clients):
         raise refuse("clients", "how many, or a list of public sizes", clients, "give numbers")
     sizes = [_size(recipe, clients)] * clients if isinstance(clients, int) else clients
-    plan = plan_for(recipe, sizes, layout)
+    plan = plan_for(recipe, sizes, layout, remember=True)
     if layout is not None:
         warn_of_noise(plan, layout)
     return plan

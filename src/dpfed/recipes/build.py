@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -44,6 +45,7 @@ from dpfed.data.contract import Contract
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, Model
 from dpfed.recipes.methods import DEFAULT, METHODS
+from dpfed.recipes.remembered import remembered
 from dpfed.recipes.schema import (
     DataRecipe,
     EvaluationKind,
@@ -73,7 +75,7 @@ def plan_for_clients(
     """
     listed = not _is_open(recipe.privacy)
     nominal = [_nominal(recipe.privacy, records) for records in clients if listed]
-    plan = plan_for(recipe, nominal, None if model is None else model.layout)
+    plan = plan_for(recipe, nominal, None if model is None else model.layout, remember=True)
     if plan.client.linear and model is not None and not _is_linear(plan.client, model):
         raise RecipeError(
             f"client {recipe.client['name']!r} needs a model of one linear layer, got "
@@ -91,7 +93,13 @@ def _owns(client: ClientAlgorithm, layout: Layout) -> bool:
     return client.model is not None and client.model.owns(layout.shapes)
 
 
-def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = None) -> Plan:
+def plan_for(
+    recipe: Recipe,
+    nominal: Sequence[float],
+    layout: Layout | None = None,
+    *,
+    remember: bool = False,
+) -> Plan:
     """The Plan of a recipe for clients of these public sizes: calibrated, refused if unsound.
 
     Args:
@@ -99,16 +107,21 @@ def plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None = N
         nominal: each client's public size in units; 1 for each client where clients are the unit;
             empty if privacy.cohort makes the population an open one.
         layout: the names and shapes of the model's parameters; None for methods that do not ask.
+        remember: whether noise that was found before is read from the disk, and priced again; a
+            silo reads none.
     """
-    plan = _plan_for(recipe, nominal, layout)
+    plan = _plan_for(recipe, nominal, layout, remember=remember)
     if plan.client.settle is None:
         return plan
     decided = plan.client.settle({name: plan.noise_std(name) for name in plan.channels})
     client = {**recipe.client, **decided}
-    return _plan_for(msgspec.structs.replace(recipe, client=client), nominal, layout)
+    complete = msgspec.structs.replace(recipe, client=client)
+    return _plan_for(complete, nominal, layout, remember=remember)
 
 
-def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -> Plan:
+def _plan_for(
+    recipe: Recipe, nominal: Sequence[float], layout: Layout | None, *, remember: bool
+) -> Plan:
     privacy = recipe.privacy
     shape = {"layout": layout, "epsilon": privacy.epsilon}
     links = [_plug_in("server", table, **shape) for table in recipe.server]
@@ -157,7 +170,9 @@ def _plan_for(recipe: Recipe, nominal: Sequence[float], layout: Layout | None) -
     if privacy.epsilon is None:
         draft.guarantee()  # what cannot be accounted for is refused before the first round
         return draft
-    return replace(draft, channels=_calibrated(draft, privacy.epsilon, _shares(declared)))
+    return replace(
+        draft, channels=_calibrated(draft, privacy.epsilon, _shares(declared), remember=remember)
+    )
 
 
 def _contract(data: DataRecipe) -> Contract | None:
@@ -430,7 +445,9 @@ def _shares(channels: Channels) -> dict[str, float]:
     return {**shares, **dict.fromkeys(rest, left / max(1, len(rest)))}
 
 
-def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[str, Mechanism]:
+def _calibrated(
+    draft: Plan, epsilon: float, shares: dict[str, float], *, remember: bool
+) -> dict[str, Mechanism]:
     """Noise by the closed form; if units are sampled, a search then scales all of it."""
     mu = gdp.mu_for(epsilon, draft.delta - draft.delta_reserved)
 
@@ -464,7 +481,9 @@ def _calibrated(draft: Plan, epsilon: float, shares: dict[str, float]) -> dict[s
     def rough(factor: float) -> float:
         return rough_epsilon_of(event(factor), left, draft.update.adjacency)
 
-    return scaled(least_factor(epsilon_at, epsilon, rough))
+    facts = {"tree": event(1.0), "delta": left, "adjacency": draft.update.adjacency}
+    search = partial(least_factor, epsilon_at, epsilon, rough)
+    return scaled(remembered(facts, epsilon, epsilon_at, search, remember=remember))
 
 
 def _is_open(privacy: PrivacyRecipe) -> bool:
