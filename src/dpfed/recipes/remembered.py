@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dpfed._version import VERSION
-from dpfed.accounting.events import canonical
+from dpfed.core.dsse import canonical_json
 from dpfed.core.environment import state_folder
 from dpfed.core.errors import DpfedError
 from dpfed.core.files import replace_file
@@ -52,8 +52,8 @@ def remembered(
     """
     if not remember:
         return search()
-    text = canonical({**facts, "epsilon": epsilon, "version": VERSION})
-    path = state_folder() / "noise" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+    text = canonical_json({**facts, "epsilon": epsilon, "version": VERSION})
+    path = state_folder() / "noise" / f"{hashlib.sha256(text).hexdigest()}.json"
     try:
         with path.open("rb") as file:
             factor = json.loads(file.read(_MOST_BYTES))
