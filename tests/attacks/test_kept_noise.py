@@ -169,7 +169,6 @@ def test_a_training_is_counted_under_one_name() -> None:
 
 
 def test_states_that_say_no_plan_are_refused(tmp_path: Path) -> None:
-    """Such as those of version 0.1."""
     plan = plan_with("tree")
     ask(plan, 0)
     (states.folder_for("run", 0) / "plan").unlink()

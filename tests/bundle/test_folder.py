@@ -24,7 +24,7 @@ def test_the_parameters_are_those_of_the_run(trained, bundle: Path) -> None:  # 
         description.sha256
         == hashlib.sha256((bundle / "model.safetensors").read_bytes()).hexdigest()
     )
-    before = load_file(folder / "out/model.safetensors")  # of version 0.2, as it was
+    before = load_file(folder / "out/model.safetensors")
     assert all(torch.equal(before[name], tensors[name]) for name in before)
 
 

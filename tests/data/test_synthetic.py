@@ -57,7 +57,7 @@ def test_clients_come_back_by_the_natural_partition(kind) -> None:
 
 
 def test_the_clusters_are_those_of_the_first_release() -> None:
-    # sha256 of the arrays that version 0.1's datasets.synthetic made at the same options
+    # sha256 of the arrays that datasets.synthetic has always made at these options
     again = load("synthetic", records=60, features=3, classes=2, seed=4)
     assert digest(again) == "c12fe6c78f7e9f3a"
 

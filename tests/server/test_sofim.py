@@ -128,7 +128,7 @@ def test_noise_far_above_rho_turns_the_step_uphill() -> None:
 
 
 def test_a_rho_alone_is_the_line_that_the_paper_prints() -> None:
-    """As before version 0.3: a recipe that gives a rho, or nothing, keeps its meaning."""
+    """A recipe that gives a rho, or nothing, gets the printed reading."""
     G = torch.randn(6, dtype=torch.float64)
     assert all(map(torch.equal, run(sofim(), G, 4), run(sofim(1.0, 0.9), G, 4)))
     old = run(sofim(0.5), G, 4)
