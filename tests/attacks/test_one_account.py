@@ -122,7 +122,7 @@ def test_a_file_that_was_counted_is_known_again_by_its_inode(tmp_path: Path, how
     table = tree["data"].pop("sepsis")
     old, new = Path(table["load"]["source"]), tmp_path / "elsewhere.npz"
     if how == "approvals lost":
-        (held.state / "approvals.sqlite").unlink()
+        (held.state / "approvals.sqlite").unlink(missing_ok=True)
         new = old
     elif how == "moved":
         old.rename(new)

@@ -38,7 +38,7 @@ from dpfed.cli.silo_install import GROUP, Silo, next_steps, write_silo
 from dpfed.core.errors import DataError, RecipeError
 from dpfed.core.processes import find_command, free_port
 from dpfed.silo import gate_command
-from dpfed.silo.approvals import CLOCK, FILE, Approvals
+from dpfed.silo.approvals import CLOCK, Approvals
 from dpfed.silo.policy import DataPolicy, GatePolicy, load_policy
 from dpfed.silo.relay import SOCKET as GATE_SOCKET
 from dpfed.sums.secagg import identity
@@ -703,19 +703,11 @@ def test_distributed_trust_needs_an_identity(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_a_clock_that_went_back(site: Site) -> None:
-    with Approvals(site.home / "state")._files[FILE].change() as file:
-        file.execute("INSERT INTO approvals (name, at) VALUES ('a', '2999-01-01T00:00:00+00:00')")
-    shutil.chown(site.home / "state" / FILE, site.gate)
-    fault(site, "the clock must be after 2999-01-01", "a training was approved")
-
-
-@pytest.mark.slow
 def test_a_clock_that_is_behind_what_the_gate_has_seen(site: Site) -> None:
     with Approvals(site.home / "state")._files[CLOCK].change() as file:
         file.execute("INSERT INTO clock VALUES (1, '2999-01-01T00:00:00+00:00')")
     shutil.chown(site.home / "state" / CLOCK, site.gate)
-    fault(site, "when the gate answered", "dpfed silo clock --reset")
+    fault(site, "when the gate answered, or", "dpfed silo clock --reset")
 
 
 @pytest.mark.slow

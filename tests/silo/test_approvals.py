@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -62,13 +64,22 @@ def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
     assert (tmp_path / "approvals.sqlite").stat().st_mode & 0o777 == 0o600
 
 
-def test_two_terms_at_once_do_not_both_get_the_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A policy's rule approves while an officer is asked: neither finds the other's at first."""
-    approvals = agreed(tmp_path)
-    monkeypatch.setattr(Approvals, "_at", lambda *_: None)
-    with pytest.raises(UnsoundPlan, match="give it another name"):
-        agreed(tmp_path, rounds=4)
-    monkeypatch.undo()
-    assert approvals.terms("gated").recipe.rounds == 3
+@pytest.mark.parametrize("seed", range(3))
+def test_two_terms_at_once_do_not_both_get_the_name(tmp_path: Path, seed: int) -> None:
+    """A policy's rule approves while an officer is asked: the ledger's turn decides."""
+    texts = [terms_for(tmp_path, 2, rounds=rounds).read_text() for rounds in (3, 4)]
+    asked = [read_terms(text) for text in texts]
+    children = []
+    for terms, text in zip(asked, texts, strict=True):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            with suppress(UnsoundPlan):
+                Approvals(tmp_path).approve(terms, text, days=1, by="root")
+                code = 0
+            os._exit(code)
+        children.append(child)
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    assert sorted(map(os.waitstatus_to_exitcode, codes)) == [0, 1]
+    winner = asked[0 if codes[0] == 0 else 1]
+    assert Approvals(tmp_path).terms("gated").recipe.rounds == winner.recipe.rounds

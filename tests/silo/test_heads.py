@@ -22,7 +22,6 @@ from dpfed.cli.silo_text import days_of, state_of
 from dpfed.core.errors import RoundAborted
 from dpfed.flower import DPStrategy
 from dpfed.recipes.terms import read_terms
-from dpfed.silo.approvals import Approvals
 from dpfed.silo.figures import gate_figures, metrics_text
 from dpfed.silo.handler import RequestHandler
 from dpfed.silo.page import page_html
@@ -190,7 +189,7 @@ def test_a_decision_that_was_written_half_is_the_stricter_one(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as within:
-        within.setattr(Approvals, "_enter", killed)
+        within.setattr(Ledger, "change", killed)
         with pytest.raises(KeyboardInterrupt):
             held.approvals.approve(terms, terms.text, days=1, by="root")
     assert said(held.reply(order(terms)))["error"] == "UnsoundPlan"

@@ -42,13 +42,12 @@ from dpfed.accounting.ledger.conversions import LedgerKey
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.data import contract_findings
 from dpfed.cli.nvflare_site import check_site, running_sites
-from dpfed.core.database import Tables
 from dpfed.core.errors import DataError
 from dpfed.core.types import Trust
 from dpfed.data.contract import Contract
 from dpfed.data.places import find_files
 from dpfed.silo import gate_command
-from dpfed.silo.approvals import CLOCK, FILE, LEDGER_FILE, Approvals
+from dpfed.silo.approvals import LEDGER_FILE, Approvals
 from dpfed.silo.gate import refuse_open_folder
 from dpfed.silo.policy import Policy, load_policy
 from dpfed.silo.sources import check_accounts
@@ -447,14 +446,9 @@ def _check_clock(site: _Site) -> Iterator[str]:
     now = dt.datetime.now(dt.UTC)
     made = dt.datetime.fromtimestamp(Path(dpfed.__file__).stat().st_mtime, dt.UTC)
     _refuse_past(now, made, "dpfed was installed")
-    events = {
-        "a training was approved": (FILE, "SELECT max(at) FROM approvals"),
-        "the gate answered": (CLOCK, "SELECT at FROM clock"),
-    }
-    for what, (file, query) in events.items():
-        for (last,) in Tables(site.state / file).rows(query):
-            if last:
-                _refuse_past(now, dt.datetime.fromisoformat(last), what)
+    largest = Approvals(site.state).largest()
+    if largest is not None:
+        _refuse_past(now, largest, "the gate answered, or its owner decided")
     yield f"the clock says {now:%Y-%m-%d %H:%M} UTC: after the installation and all approvals"
 
 

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an owner has approved and revoked, and what was asked and refused: the gate's user's files.
 
-    approvals.sqlite     approvals, what they cost; how which data is read, as the officer has
-                         accepted it
+    ledger.sqlite        each approval and revocation, one row in the ledger's own chain: who, until
+                         when, and the digest of the terms. This decides
+    approvals.sqlite     the text of terms by its digest, what they cost; how which data is read, as
+                         the officer has accepted it
     events.sqlite        counts of events, written without waiting for the disk; nothing is decided
                          by them
     sources.sqlite       which file, by path and by inode, was counted in whose account
     revocations.sqlite   names that the owner has revoked, and nothing else
     clock.sqlite         the largest time that was ever seen here
-    ledger.sqlite        of each approval and revocation one row, in the ledger's own chain
 
 Guarantee: at most one approval has a training's name, for ever: other terms under it are refused,
 as the ledger refuses another plan. What was revoked stays so until its owner approves it again,
 even if approvals.sqlite is lost, or is put back from a copy, and the file of revocations with it:
-the last word in the ledger's chain counts. Heads of that chain, which others keep, show an older
-copy of all of them; once its loss is declared, no earlier approval stands. Time does not go back:
-``now`` is at least the largest time that was ever recorded. Text that came from a server is shown
-by ``shown`` only, and counted, not kept, where nobody has approved its name: however often it asks,
-the file stays small.
+the last word in the ledger's chain counts, and a command that failed has approved nothing. Heads of
+that chain, which others keep, show an older copy of all of them; once its loss is declared, no
+earlier approval stands. Time does not go back: ``now`` is at least the largest time that was ever
+recorded. Text that came from a server is shown by ``shown`` only, and counted, not kept, where
+nobody has approved its name: however often it asks, the file stays small.
 
 | edge case                                    | what happens                                   |
 |----------------------------------------------|------------------------------------------------|
@@ -25,8 +26,8 @@ the file stays small.
 | an approval that has expired or was revoked  | UnsoundPlan; approve the same terms again      |
 | a name that nobody has approved              | UnsoundPlan; counted, the last name is kept    |
 | a clock that was set back                    | the largest time that was recorded counts      |
-| killed between a decision's file and its row | what is stricter counts: approve once more     |
-| approvals of versions without such rows      | the files alone count                          |
+| killed between a decision's row and a file   | what is stricter counts: approve once more     |
+| an older approvals.sqlite                    | restores nothing; terms that it lacks are lost |
 | a loss was declared (ledger/heads.py)        | every approval before it is revoked            |
 | clock.sqlite that was lost                   | the latest approval, revocation or ledger row  |
 | a clock that was far ahead once              | the owner sets it back: ``reset_clock``, logged|
@@ -36,8 +37,9 @@ the file stays small.
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,6 +49,8 @@ from dpfed.core.errors import UnsoundPlan
 from dpfed.core.log import shown
 
 if TYPE_CHECKING:
+    from dpfed.accounting.ledger.balance import Balance
+    from dpfed.accounting.ledger.journal import Row
     from dpfed.recipes.terms import Terms
 
 FILE, REVOCATIONS, CLOCK = "approvals.sqlite", "revocations.sqlite", "clock.sqlite"
@@ -60,8 +64,7 @@ DECLARED = "declared lost"
 _APPROVED, _REVOKED_HERE = "approved", "revoked"
 _SCHEMAS = {
     FILE: (
-        "CREATE TABLE approvals (name TEXT PRIMARY KEY, fingerprint TEXT, terms TEXT, at TEXT,"
-        " until TEXT, revoked TEXT DEFAULT '', by TEXT)",
+        "CREATE TABLE terms (digest TEXT PRIMARY KEY, name TEXT, fingerprint TEXT, text TEXT)",
         "CREATE TABLE prices (name TEXT PRIMARY KEY, dataset TEXT, measure TEXT, epsilon REAL)",
         "CREATE TABLE readings (reading TEXT PRIMARY KEY, at TEXT, by TEXT, columns TEXT)",
     ),
@@ -164,11 +167,9 @@ class Approvals:
 
     def _latest(self) -> dt.datetime | None:
         """The largest time in the other files, if the clock's own file was lost."""
-        times = [at for (at,) in self._files[FILE].rows("SELECT max(at) FROM approvals")]
-        times += self.revoked().values()
-        found = [dt.datetime.fromisoformat(each) for each in times if each]
-        query = "SELECT max(json_extract(body, '$.time')) FROM rows"
-        rows = self._chain.rows(query)
+        times = [at for each in self._decided().values() for at in (each.at, each.revoked) if at]
+        found = [dt.datetime.fromisoformat(at) for at in times]
+        rows = self._chain.rows("SELECT max(json_extract(body, '$.time')) FROM rows")
         found += [dt.datetime.fromtimestamp(int(last), dt.UTC) for (last,) in rows if last]
         return max(found, default=None)
 
@@ -206,29 +207,31 @@ class Approvals:
         """
         now = self.now()
         until = (now + dt.timedelta(days=days)).isoformat()
-        row = Approval(
-            name=terms.name,
-            fingerprint=terms.fingerprint,
-            terms=text,
-            at=now.isoformat(),
-            until=until,
-            revoked="",
-            by=by,
-        )
-        with self._files[FILE].change() as file:
-            entered = file.execute(  # in one step: gate and owner may both write
-                "INSERT INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
-                "SET at = excluded.at, until = excluded.until, revoked = '', by = excluded.by "
-                "WHERE fingerprint = excluded.fingerprint",
-                row,
-            ).rowcount
-        if not entered:
-            raise UnsoundPlan(
-                f"training {terms.name!r} was approved under other terms; give it another name"
+        digest = _digest(text)
+        with self._files[FILE].change() as file:  # which decides nothing
+            row = (digest, terms.name, terms.fingerprint, text)
+            file.execute("INSERT OR REPLACE INTO terms VALUES (?, ?, ?, ?)", row)
+
+        def decide(_: Balance, append: Callable[..., Row]) -> None:
+            known = self._decided().get(terms.name)
+            if known is not None and known.fingerprint not in {"", terms.fingerprint}:
+                raise UnsoundPlan(
+                    f"training {terms.name!r} was approved under other terms; give it another name"
+                )
+            append(
+                kind="approval",
+                training=terms.name,
+                state=_APPROVED,
+                fingerprint=terms.fingerprint,
+                terms=digest,
+                at=now.isoformat(),
+                until=until,
+                by=by,
             )
-        with self._files[REVOCATIONS].change() as file:  # last: a crash before it leaves it revoked
-            file.execute("DELETE FROM revocations WHERE name = ?", (terms.name,))
-        self._enter(terms.name, _APPROVED)  # last, too: until then an older word counts
+            with self._files[REVOCATIONS].change() as file:  # if this fails, so does the turn
+                file.execute("DELETE FROM revocations WHERE name = ?", (terms.name,))
+
+        Ledger(self._chain.path).change(decide)
         self.note("approved", terms.name, f"by {by}, until {until[:10]}")
 
     def accept(self, dataset: str, reading: str, *, by: str, columns: Sequence[str] = ()) -> None:
@@ -271,50 +274,56 @@ class Approvals:
         if not self.known(name):
             raise UnsoundPlan(f"no training {shown(name)!r} was approved; 'silo status' lists them")
         at = self.now().isoformat()
-        self._enter(name, _REVOKED_HERE)
+        Ledger(self._chain.path).change(
+            lambda _, append: append(kind="approval", training=name, state=_REVOKED_HERE, at=at)
+        )
         with self._files[REVOCATIONS].change() as file:
             file.execute("INSERT OR IGNORE INTO revocations VALUES (?, ?)", (name, at))
-        with self._files[FILE].change() as file:
-            file.execute("UPDATE approvals SET revoked = ? WHERE name = ?", (at, name))
         self.note("revoked", name, "by the owner")
 
-    def revoked(self) -> dict[str, str]:
-        """The names that the owner has revoked, and when; by the files, or by the chain."""
-        found = dict(self._files[REVOCATIONS].rows("SELECT name, at FROM revocations"))
-        return {**self._revoked_in_chain(), **found}
+    def _decided(self) -> dict[str, Approval]:
+        """Each name's last decision in the ledger's chain, or its revocation; without its terms.
 
-    def _enter(self, name: str, state: str) -> None:
-        """Write a decision into the ledger's chain; it is on the disk when this returns."""
-        ledger = Ledger(self._chain.path)
-        ledger.change(lambda _, append: append(kind="approval", training=name, state=state))
-
-    def _revoked_in_chain(self) -> dict[str, str]:
-        """Names whose last word in the chain is that they are revoked, and when."""
+        In place of the terms is their digest.
+        """
         query = "SELECT body FROM rows WHERE body LIKE ? OR body LIKE ? ORDER BY number"
         kinds = ('%"kind":"approval"%', '%"kind":"declared"%')
-        bodies = [json.loads(text) for (text,) in self._chain.rows(query, *kinds)]
-        found: dict[str, str] = {}
+        found: dict[str, Approval] = {}
         declared = ""
-        for body in bodies:
+        for body in (json.loads(text) for (text,) in self._chain.rows(query, *kinds)):
             at = dt.datetime.fromtimestamp(int(body["time"]), dt.UTC).isoformat()
             if body["kind"] == "declared" and body["booked"]:
-                declared, found = at, {}
+                declared = at
+                found = {name: _revoked(each, at) for name, each in found.items()}
             elif body["kind"] == "approval":
-                found[body["training"]] = "" if body["state"] == _APPROVED else at
-        if declared:
-            for name in self._names():
-                found.setdefault(name, declared)
-        return {name: at for name, at in found.items() if at}
-
-    def _names(self) -> list[str]:
-        """All names that were ever approved, by the file."""
-        return [name for (name,) in self._files[FILE].rows("SELECT name FROM approvals")]
+                name = body["training"]
+                if body["state"] == _APPROVED:
+                    found[name] = Approval(
+                        name=name,
+                        fingerprint=body["fingerprint"],
+                        terms=body["terms"],
+                        at=body["at"],
+                        until=body["until"],
+                        revoked="",
+                        by=body["by"],
+                    )
+                else:
+                    found[name] = _revoked(found.get(name, _unknown(name)), body.get("at", at))
+        if declared:  # a name that was approved in the lost part
+            for name, fingerprint in self._files[FILE].rows("SELECT name, fingerprint FROM terms"):
+                lost = _unknown(name)._replace(fingerprint=fingerprint)
+                found.setdefault(name, _revoked(lost, declared))
+        for name, at in self._files[REVOCATIONS].rows("SELECT name, at FROM revocations"):
+            found[name] = _revoked(found.get(name, _unknown(name)), at)
+        return found
 
     def standing(self, name: str) -> Approval:
         """The approval of a training, if it stands; refuses any other name."""
-        found, now = self._at(name), self.now()
-        state = found.state(now) if found else "revoked" if self.known(name) else "not approved"
-        if found is None or state != "approved":
+        found, now = self._decided().get(name), self.now()
+        state = "not approved" if found is None else found.state(now)
+        if found is not None and state == "approved":
+            found, state = self._with_terms(found), "approved, and its terms are lost,"
+        if found is None or not found.terms or found.state(now) != "approved":
             raise UnsoundPlan(
                 f"training {shown(name)!r} is {state} here; approve its terms with 'dpfed silo "
                 f"approve'"
@@ -328,22 +337,20 @@ class Approvals:
         return read_terms(self.standing(name).terms)
 
     def known(self, name: str) -> bool:
-        """Whether the name was ever approved; a revoked one was, whatever the other file says."""
-        return self._at(name) is not None or name in self.revoked()
+        """Whether the name was ever approved; a revoked one was."""
+        return name in self._decided()
 
-    def _at(self, name: str) -> Approval | None:
-        rows = self._files[FILE].rows("SELECT * FROM approvals WHERE name = ?", name)
-        return self._with_revocation(Approval(*rows[0]), self.revoked()) if rows else None
-
-    @staticmethod
-    def _with_revocation(found: Approval, revoked: dict[str, str]) -> Approval:
-        return found._replace(revoked=found.revoked or revoked.get(found.name, ""))
+    def _with_terms(self, decided: Approval) -> Approval:
+        """The approval with its terms; "" if the file has no text of their digest."""
+        query = "SELECT text FROM terms WHERE digest = ?"
+        texts = [text for (text,) in self._files[FILE].rows(query, decided.terms)]
+        text = next((text for text in texts if _digest(text) == decided.terms), "")
+        return decided._replace(terms=text)
 
     def all(self) -> list[Approval]:
-        """All approvals, the latest first."""
-        rows = self._files[FILE].rows("SELECT * FROM approvals ORDER BY at DESC")
-        revoked = self.revoked()
-        return [self._with_revocation(Approval(*row), revoked) for row in rows]
+        """All approvals, the latest first; one whose terms are lost has "" for them."""
+        found = sorted(self._decided().values(), key=lambda each: each.at, reverse=True)
+        return [self._with_terms(each) for each in found]
 
     def note(self, kind: str, training: str, said: str, at: dt.datetime | None = None) -> None:
         """Count an event of today. Names that nobody has approved are one line together.
@@ -369,6 +376,18 @@ class Approvals:
         """The events day by day, the latest last."""
         rows = self._files[EVENTS].rows("SELECT * FROM events ORDER BY day, last, rowid")
         return [Event(*row) for row in rows]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _unknown(name: str) -> Approval:
+    return Approval(name, fingerprint="", terms="", at="", until="", revoked="", by="")
+
+
+def _revoked(decided: Approval, at: str) -> Approval:
+    return decided._replace(revoked=decided.revoked or at)
 
 
 def clock_time() -> dt.datetime:

@@ -125,7 +125,7 @@ class RequestHandler(Owner):
         self.conflict.refuse()
         approval = self.approvals.standing(name)  # every time, since it may have been revoked
         built = self._trainings.pop(name, None)
-        if built is not None and built[0].text != approval.terms:  # approvals.sqlite was lost
+        if built is not None and built[0].text != approval.terms:
             built = None
         terms = self._with_model_folder(read_terms(approval.terms)) if built is None else built[0]
         self.permitted(terms)
@@ -330,6 +330,11 @@ class _OrderNode:
         for each in approvals.all():
             if each.at < week or each.by != BY_RULE:
                 continue
+            if not each.terms:
+                raise UnsoundPlan(
+                    f"the silo's policy has week_epsilon, and the terms of {each.name!r}, which "
+                    f"were approved this week, are lost; wait, or ask the owner"
+                )
             price = prices.get(each.name)
             if price is None or (price.dataset == dataset and price.measure != measure):
                 made = read_terms(each.terms)
