@@ -650,7 +650,7 @@ def test_a_gated_training_is_rehearsed(home: Path) -> None:
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("consortium: approved until") == 2
-    assert done.stdout.count("5 answered, 0 refused") == 2  # the enrolment, and four rounds
+    assert done.stdout.count("6 answered, 0 refused") == 2  # enrolment, four rounds, statement
     contents = json.loads((home / "consortium/out/guarantee.json").read_text())
     assert f"{GATED}, {UNDISTURBED}; " in contents["sentence"]
 
@@ -669,7 +669,7 @@ def test_a_consortium_under_nvflare_is_rehearsed(home: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("5 answered, 0 refused") == 2  # the enrolment, and four rounds
+    assert done.stdout.count("6 answered, 0 refused") == 2  # enrolment, four rounds, statement
     contents = json.loads((home / "consortium/out/guarantee.json").read_text())
     assert f"{GATED}, {UNDISTURBED}; " in contents["sentence"]
     assert not (home / "consortium/job/app/config/terms.toml").exists()  # those are for real
