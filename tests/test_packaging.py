@@ -37,7 +37,6 @@ EXTRAS = {
     "opacus",
     "pandas",
     "plots",
-    "push",
     "search",
     "simulation",
     "slurm",
