@@ -335,14 +335,6 @@ def test_a_process_killed_in_the_middle_of_a_reply_has_spent_the_attempt(
     assert isinstance(release(app_of(plan), plan, Broadcast(2, START)), bytes)
 
 
-def test_replies_of_version_02_are_deleted(tmp_path: Path) -> None:
-    folder = tmp_path / "answers"
-    folder.mkdir()
-    (folder / "3-0.0").write_bytes(b"old")
-    StoredReply(tmp_path, 0, "a" * 64).write({UPDATE: b"x"})
-    assert [each.name for each in folder.iterdir()] == ["0"]
-
-
 def test_an_array_is_hashed_once_and_another_anew() -> None:
     """The fault that is feared: the digest of the array before, for one that differs in a bit."""
     size = 1 << 15
