@@ -6,10 +6,11 @@
     tests/soak/ledger.py --kills 20 --plant send-first    # a planted bug, to see that it is found
 
 Half of the kills (SIGKILL) come at random moments, the others between every two steps of the
-protocol in turn: the child ends itself there. After each one the ledger must verify, the next open
-must work, each release on the wire must have its row, and no data set may be over its budget. It
-exits with 1 if anything is. A killed process loses nothing that the kernel has; a power failure is
-another matter, and this does not simulate one.
+protocol in turn: the child ends itself there. Beside each child an owner reads the ledger, verifies
+it, and writes decisions into it, and is killed as well. After each kill the ledger must verify, the
+next open must work, each release on the wire and each of the owner's rows must be in it, and no
+data set may be over its budget. It exits with 1 if anything is. A killed process loses nothing that
+the kernel has; a power failure is another matter, and this does not simulate one.
 
 | edge case                                   | what happens                                       |
 |---------------------------------------------|----------------------------------------------------|
@@ -58,6 +59,14 @@ MECHANISM = gaussian(
 )  # 11 releases fit, 12 do not
 _MADE = TrainingReleases({"update": MECHANISM}, {(ChannelUse("update", 1),): 10**6})
 WHOLE = _MADE.event(strongest(_MADE))
+WRONG = (
+    "overspent",
+    "releases_without_an_entry",
+    "releases_made_twice",
+    "chains_broken",
+    "owner_rows_lost",
+    "owner_refused",
+)
 FRESH = 50  # kills on one file: each kill reads it from the beginning
 
 
@@ -115,14 +124,46 @@ class Victim:
             ledger.confirm(rows)
 
     def send(self, line: str) -> None:
-        with (self.folder / "wire").open("a", encoding="utf-8") as wire:
-            wire.write(line)
-            wire.flush()
-            os.fsync(wire.fileno())
+        note(self.folder / "wire", line)
+
+
+def owner(folder: Path) -> None:
+    """What an owner's commands do, one after the other; rows that were committed are noted."""
+    try:
+        while True:
+            ledger = Ledger(folder / "ledger.sqlite")
+            wrong = ledger.verify()
+            if wrong:
+                raise RuntimeError(wrong[0])
+            row = ledger.change(
+                lambda _, append: append(kind="approval", training="other", state="revoked")
+            )
+            note(folder / "owner", f"{row.number} {row.hash}\n")
+    except Exception as error:
+        note(folder / "refused", f"{error!r}\n")
+        print(f"an owner's command failed: {error!r}", file=sys.stderr)
+
+
+def note(path: Path, line: str) -> None:
+    """A line, on the disk."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def noted(path: Path) -> list[str]:
+    """The lines that are whole."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return text.split("\n")[:-1]
 
 
 def kill_one(folder: Path, name: str, point: Any, rng: random.Random, plant: str) -> None:
     """Start a child and end it: at a point, or at a random moment."""
+    beside = os.fork()
+    if beside == 0:
+        owner(folder)
+        os._exit(1)
     child = os.fork()
     if child == 0:
         try:
@@ -134,6 +175,9 @@ def kill_one(folder: Path, name: str, point: Any, rng: random.Random, plant: str
         time.sleep(rng.uniform(0.0, 0.15))
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
+    time.sleep(rng.uniform(0.0, 0.05))
+    os.kill(beside, signal.SIGKILL)
+    os.waitpid(beside, 0)
     if not os.WIFSIGNALED(status):
         sys.exit("error: a child ended by itself; its sentence is above")
 
@@ -147,9 +191,12 @@ def look(folder: Path) -> Counter[str]:
     found["chains_broken"] = len(ledger.verify())
     rows = [row.body for row in ledger.rows() if row.body["kind"] == "entry"]
     booked = {(row["dataset"], row["training"], row["round"]) for row in rows}
-    wire = folder / "wire"
-    lines = wire.read_text(encoding="utf-8").splitlines() if wire.exists() else []
-    sent = Counter((d, t, int(r)) for d, t, r, _ in map(str.split, lines))
+    hashes = {str(row.number): row.hash for row in ledger.rows()}
+    decided = [line.split() for line in noted(folder / "owner")]
+    found["owner_rows"] = len(decided)
+    found["owner_rows_lost"] = sum(hashes.get(number) != digest for number, digest in decided)
+    found["owner_refused"] = len(noted(folder / "refused"))
+    sent = Counter((d, t, int(r)) for d, t, r, _ in map(str.split, noted(folder / "wire")))
     found["releases"], found["entries"] = sent.total(), len(rows)
     found["releases_without_an_entry"] = sum(each not in booked for each in sent)
     found["releases_made_twice"] = sum(count > 1 for count in sent.values())
@@ -174,8 +221,7 @@ def soak(kills: int, seed: int, base: Path, plant: str) -> Counter[str]:
         point = POINTS[number // 2 % len(POINTS)] if number % 2 else None
         kill_one(folder, f"t{number}", point, rng, plant)
         last = look(folder)
-        wrong = ("chains_broken", "releases_without_an_entry", "releases_made_twice", "overspent")
-        if any(last[name] for name in wrong) or number % FRESH == FRESH - 1 or number == kills - 1:
+        if any(last[name] for name in WRONG) or number % FRESH == FRESH - 1 or number == kills - 1:
             total += last
     return total
 
@@ -211,10 +257,8 @@ def main() -> None:
         found = soak(options.kills, options.seed, Path(folder), options.plant)
         cost = commit_cost(Path(folder))
     names = (
-        "overspent",
-        "releases_without_an_entry",
-        "releases_made_twice",
-        "chains_broken",
+        *WRONG,
+        "owner_rows",
         "entries_wasted",
         "releases",
         "entries",
@@ -229,7 +273,7 @@ def main() -> None:
         "seconds": round(time.perf_counter() - began, 1),
     }
     print(json.dumps(figures, indent=2))
-    sys.exit(any(figures[name] for name in names[:4]))
+    sys.exit(any(figures[name] for name in WRONG))
 
 
 if __name__ == "__main__":

@@ -720,8 +720,16 @@ def test_fifty_kills_between_all_steps_overspend_nothing() -> None:
     )
     assert done.returncode == 0, done.stderr + done.stdout
     figures = json.loads(done.stdout)
-    for name in ("overspent", "releases_without_an_entry", "releases_made_twice", "chains_broken"):
+    for name in (
+        "overspent",
+        "releases_without_an_entry",
+        "releases_made_twice",
+        "chains_broken",
+        "owner_rows_lost",
+        "owner_refused",
+    ):
         assert figures[name] == 0
+    assert figures["owner_rows"] > 0
     assert figures["releases"] > 0
     assert figures["entries_wasted"] > 0  # some were killed between the row and the wire
 
