@@ -92,6 +92,17 @@ def test_a_text_that_was_changed_is_not_the_one_that_was_approved(tmp_path: Path
         held.approvals.standing(terms.name)
 
 
+def test_the_chain_remembers_a_revocation_that_no_file_has(tmp_path: Path) -> None:
+    held, terms = approved(tmp_path)
+    copies = {each: (held.state / each).read_bytes() for each in (FILE, REVOCATIONS)}
+    held.approvals.revoke(terms.name)
+    for each, content in copies.items():
+        (held.state / each).write_bytes(content)
+    with pytest.raises(UnsoundPlan, match="is revoked here"):
+        held.approvals.standing(terms.name)
+    assert held.approvals.known(terms.name)
+
+
 def test_counts_are_in_no_file_that_decides(tmp_path: Path) -> None:
     held, terms = approved(tmp_path)
     before = {path: path.read_bytes() for path in held.state.glob("*.sqlite")}
