@@ -29,7 +29,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from dpfed.accounting import events, gdp, triangle
+from dpfed.accounting import events, gdp
 from dpfed.accounting.event_tree import (
     ChannelUse,
     Facing,
@@ -478,6 +478,8 @@ def epsilon_of(event: Json, delta: float, adjacency: Adjacency) -> tuple[float, 
     by_zeroing = _by_zeroing(event, adjacency)
     if by_zeroing is not None:
         gdp.check_delta(delta)
+        from dpfed.accounting import triangle  # it takes NumPy to load
+
         epsilon = triangle.epsilon_of(by_zeroing, delta)
         return epsilon, NONE if math.isinf(epsilon) else TRIANGLE
     gaussian = gaussian_mu_squared(event, adjacency)
@@ -508,6 +510,8 @@ def rough_epsilon_of(event: Json, delta: float, adjacency: Adjacency) -> float:
     gdp.check_delta(delta)
     by_zeroing = _by_zeroing(event, adjacency)
     if by_zeroing is not None:
+        from dpfed.accounting import triangle
+
         return triangle.epsilon_of(by_zeroing, delta, _ROUGH_INTERVAL)
     made = _fixed(events.from_json(event))
     if not _is_known(made, adjacency):
@@ -543,6 +547,8 @@ def _curve(event: Json, adjacency: Adjacency) -> Callable[[float], float]:
     """An upper bound of delta, by epsilon."""
     by_zeroing = _by_zeroing(event, adjacency)
     if by_zeroing is not None:
+        from dpfed.accounting import triangle
+
         return lambda epsilon: triangle.delta_of(by_zeroing, epsilon)
     gaussian = gaussian_mu_squared(event, adjacency)
     if gaussian is not None:
