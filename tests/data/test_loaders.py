@@ -227,7 +227,7 @@ def test_a_stream_that_an_error_ends_is_said_to_lose_the_others(
         (Flow(RECORDS), 0, "declared in public, got 0"),
         (Flow(RECORDS), True, "declared in public, got True"),
         (iter(RECORDS), 12, "begin again in each round, and a list_iterator cannot"),
-        (RECORDS, 12, "count must be left out for a data set that has a length, 12, got 12"),
+        (RECORDS, 12, "count must be left out for a data set that has a length, 12;"),
         ({"train": RECORDS}, None, r"dict with the keys train; give one of its parts"),
         ("train.csv", None, "the text 'train.csv'"),
         (7, None, "got a int, which lacks"),
