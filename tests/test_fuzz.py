@@ -329,9 +329,6 @@ ASKED = b'{"round": 0, "attempt": 0}'
 @pytest.mark.parametrize(
     "counts",
     [
-        {"version": 2, "books": {"tpdate": []}},
-        {"version": 2, "books": {}},
-        {"version": 2, "books": {"update": [], "more": []}},
         {"rounds": [[9, [["tpdate", 1, 1.0]]]]},
         {"rounds": "none"},
     ],

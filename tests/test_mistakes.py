@@ -505,8 +505,9 @@ def all_below(kind: type) -> set[type]:
     return {each for below in kind.__subclasses__() for each in (below, *all_below(below))}
 
 
-ELSEWHERE = {"Refusal"}
-"""A node that refused to enrol: tests/training/flower/test_strategy.py has what is said."""
+ELSEWHERE = {"Refusal", "ChildEnded", "OverLimits"}
+"""A node that refused to enrol: tests/training/flower/test_strategy.py has what is said. A child
+process that ended or met its limits: tests/core/test_jail.py."""
 
 
 def test_every_class_of_errors_is_shown() -> None:

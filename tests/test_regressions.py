@@ -206,7 +206,7 @@ def test_covariance_of_unclipped_data() -> None:
 def test_nan_passes_a_clamp() -> None:
     """google/differential-privacy PR 405: a NaN is neither above the bound nor below it."""
     rows = Dense(torch.tensor([[math.nan, math.nan], [0.3, 0.4]]))
-    assert torch.allclose(rows.clipped_sum(1.0).vector, torch.tensor([0.3, 0.4]))
+    assert torch.allclose(rows.clipped_sum(1.0).vector.float(), torch.tensor([0.3, 0.4]))
     with pytest.raises(BadRelease):
         to_grid(np.array([math.nan]), 1.0)
 
@@ -266,10 +266,10 @@ def test_fixed_batches_priced_as_poisson() -> None:
 def test_empty_poisson_batch() -> None:
     """opacus issue 161: a draw of nobody crashes, or is skipped, which tells."""
     rows = Dense(torch.full((5, SIZE), 1e3))
-    vector = released(rows, _drawn(1e-12))
+    vector = released(rows, _drawn(1e-6))
     assert vector.shape == (SIZE,)
     assert bool((vector != 0).all())
-    assert float(vector.double().norm()) * _drawn(1e-12).step < 2.0 * 4 * math.sqrt(SIZE)
+    assert float(vector.double().norm()) * _drawn(1e-6).step < 2.0 * 4 * math.sqrt(SIZE)
 
 
 def test_dependent_draws_called_poisson() -> None:

@@ -118,7 +118,7 @@ def test_overlapping_parts_are_refused(made: Path, parts: Path) -> None:
         join(parts / "out", [*every, copied])
     facts = json.loads((copied / "part.json").read_text())
     (copied / "part.json").write_text(json.dumps({**facts, "parts": 4}))
-    with pytest.raises(RecipeError, match=r"of one division, got \[3, 4\]"):
+    with pytest.raises(RecipeError, match="of one division"):
         join(parts / "out", [*every, copied])
 
 

@@ -28,6 +28,8 @@ from torch import nn
 import dpfed
 from dpfed.flower import make_plan
 
+MEASURES = ("dpfed.accounting.triangle", "dpfed.core.rows", "dpfed.data.modules")
+
 SILOS, TEST = 1, 2000
 RECORDS = {"adult": 6000, "fashion": 1500}
 ROUNDS = {"adult": 40, "fashion": 20}

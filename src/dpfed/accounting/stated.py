@@ -31,6 +31,7 @@ from dpfed.accounting.guarantee import (
     PLD,
     RDP,
     SHIPPED,
+    TRIANGLE,
     Claim,
     Guarantee,
     epsilon_of,
@@ -40,6 +41,7 @@ from dpfed.core.errors import DataError
 from dpfed.core.log import shown
 from dpfed.core.types import Adjacency
 
+_ACCOUNTANTS = (EXACT, PLD, RDP, TRIANGLE, NONE)
 _MOST_CLAIMS, _MOST_TEXT, _MOST_COUNT = 8, 1000, 1 << 53
 _MOST_NODES, _MOST_DEPTH, _MOST_RELEASES = 10_000, 32, 10_000_000
 _LEAST_RATE = 1e-6
@@ -105,7 +107,7 @@ def _check_numbers(stated: Guarantee) -> None:
         "epsilons of at least 0": all(each.epsilon >= 0 for each in claims),
         "one delta, above 0 and below 1": one_delta and all(0 < each.delta < 1 for each in claims),
         "less reserved than its delta": all(0 <= c.delta_reserved < c.delta for c in claims),
-        "an accountant of dpfed's": all(c.accounting in (EXACT, PLD, RDP, NONE) for c in claims),
+        "an accountant of dpfed's": all(c.accounting in _ACCOUNTANTS for c in claims),
         "a number of rounds": 0 <= stated.rounds <= _MOST_COUNT,
         "a number of colluders": 0 <= stated.colluders <= _MOST_COUNT,
         "finite shares of noise, above 0": 0 < stated.shares < math.inf,

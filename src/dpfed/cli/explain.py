@@ -39,6 +39,7 @@ from dpfed.accounting.stated import read_guarantee, recomputed
 from dpfed.bundle.card import prose
 from dpfed.core.dsse import strict_json
 from dpfed.core.errors import DataError, RecipeError, Unpriceable
+from dpfed.core.files import replace_file
 from dpfed.core.log import shown
 from dpfed.core.types import Adjacency, NoiseSource, Trust, Unit
 from dpfed.recipes import schema as recipes
@@ -416,8 +417,9 @@ def _took_part(found: Mapping[str, Any], guarantee: Guarantee) -> str:
     planned, took, fewest = (int(found[key]) for key in ("planned", "took_part", "fewest"))
     if took == planned and fewest == planned:
         return f"All {planned} participants answered in every round."
-    units = f", with {float(found['units']):,.0f} {PLURAL[guarantee.unit]}"
-    units = "" if guarantee.unit is Unit.CLIENT else units
+    units = ""
+    if guarantee.unit is not Unit.CLIENT and "units" in found:  # signed: see verify
+        units = f", with {float(found['units']):,.0f} {PLURAL[guarantee.unit]}"
     if took == 1:
         return (
             f"One participant of {planned} took part{units}: the model is made of its data alone."
@@ -715,8 +717,9 @@ def write_statement(folder: Path, out: Path, ledger: Path | None = None) -> tupl
     material = gather_statement(folder, ledger)
     out.mkdir(parents=True, exist_ok=True)
     text, page = out / "statement.md", out / "statement.html"
-    text.write_text(markdown(material), encoding="utf-8")
-    page.write_text(html(material), encoding="utf-8")
+    # a stranger's folder may have links in the places of both
+    replace_file(text, markdown(material).encode(), 0o644)
+    replace_file(page, html(material).encode(), 0o644)
     return text, page
 
 

@@ -28,7 +28,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NoReturn, Protocol, TypeAlias
 
 import msgspec
 import torch
@@ -153,6 +153,10 @@ class _Member:
     def __init__(self, terms: _Terms, context: SumContext) -> None:
         self._terms, self._context = terms, context
         self._secret, self._used, self._process = b"", False, os.getpid()
+
+    def __reduce__(self) -> NoReturn:
+        """No copies: each could put the same share of noise into a sum of its own."""
+        raise TypeError("a party of a secure sum is not copied or pickled; make one for each sum")
 
     def reply(self, stage: str, message: bytes) -> bytes:
         """The answer to one request of the server."""

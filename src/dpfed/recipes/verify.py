@@ -794,7 +794,9 @@ def _check_answered(found: _Found) -> None:
         named = names if isinstance(told, dict) and told.get("roster") is True else None
         mine = took_part(found.sizes or [0.0] * clients, found.committed, named)
         if found.sizes is None and isinstance(told, dict):
-            mine["units"] = told.get("units")  # nobody has signed how many there are
+            # nobody has signed how many there are, so that no page says it
+            told = {name: value for name, value in told.items() if name != "units"}
+            del mine["units"]
     if mine is not None and not same(told, mine):
         found.refuse("other-participants", "the guarantee says otherwise who took part")
     elif mine is not None:

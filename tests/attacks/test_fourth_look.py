@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults that a further attack found, each in a small place of its own."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+
+import pytest
+
+import dpfed
+from dpfed.accounting.stated import read_guarantee
+from dpfed.cli.explain import write_statement
+from dpfed.flower import make_plan
+from dpfed.parts.secure_total import _Member
+
+
+def test_a_statement_follows_no_link_out_of_its_folder(tmp_path: Path) -> None:
+    """Before: a link named statement.md in a stranger's folder overwrote the file it led to."""
+    data = {"options": {"records": 60, "features": 3, "classes": 2}, "partition": {"clients": 2}}
+    dpfed.run(
+        data=data, method="dp-fedgd", rounds=1, privacy={"epsilon": 1.0}, out=tmp_path / "run"
+    )
+    strangers, victim = tmp_path / "strangers", tmp_path / "victim"
+    strangers.mkdir()
+    shutil.copy(tmp_path / "run" / "guarantee.json", strangers)
+    victim.write_text("mine")
+    for name in ("statement.md", "statement.html"):
+        (strangers / name).symlink_to(victim)
+    written = write_statement(strangers, strangers)
+    assert victim.read_text() == "mine"
+    assert all(path.is_file() and not path.is_symlink() for path in written)
+
+
+def test_a_guarantee_of_draws_under_replace_one_is_read_back() -> None:
+    """Before: the triangle was no accountant of dpfed's, so that its own file was refused."""
+    privacy = {"epsilon": 2.0, "delta": 1e-5, "clip": 1.0, "record_rate": 0.1}
+    stated = make_plan([100] * 3, rounds=3, privacy=privacy).guarantee()
+    assert read_guarantee(stated.to_json()).claims == stated.claims
+
+
+def test_a_party_of_a_sum_is_not_copied() -> None:
+    """Before: a deep copy put one share of noise into two sums."""
+    member = _Member.__new__(_Member)
+    with pytest.raises(TypeError, match="not copied"):
+        copy.deepcopy(member)
+    with pytest.raises(TypeError, match="not copied"):
+        copy.copy(member)
