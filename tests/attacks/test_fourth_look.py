@@ -11,11 +11,14 @@ import pytest
 
 import dpfed
 from dpfed.accounting.guarantee import epsilon_of
+from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.accounting.stated import read_guarantee
 from dpfed.cli.explain import write_statement
+from dpfed.core.errors import UnsoundPlan
 from dpfed.core.types import Adjacency
 from dpfed.flower import make_plan
 from dpfed.parts.secure_total import _Member
+from tests.helpers.ledgers import BUDGET, KEY, request
 
 
 def test_a_statement_follows_no_link_out_of_its_folder(tmp_path: Path) -> None:
@@ -71,3 +74,17 @@ def test_no_epsilon_is_printed_that_transforms_may_have_lost(
     drawn = {"kind": "PoissonSampled", "rate": rate, "event": gaussian}
     tree = {"kind": "SelfComposed", "count": releases, "event": drawn}
     assert epsilon_of(tree, delta, Adjacency.ZERO_OUT)[0] > printed * 1.001
+
+
+def test_a_training_that_left_releases_nothing_until_it_enrols_again(tmp_path: Path) -> None:
+    """Before: its claim was gone from heads, it went on, and a ledger put back booked nothing."""
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.declare(KEY, BUDGET)
+    ledger.claim(request(0))
+    ledger.begin(request(0))
+    assert ledger.waive(KEY.dataset, "t") == 1
+    with pytest.raises(UnsoundPlan, match="enrol again"):
+        ledger.begin(request(1))
+    assert len([row for row in ledger.rows() if row.body["kind"] == "entry"]) == 1
+    ledger.claim(request(1))
+    ledger.begin(request(1))

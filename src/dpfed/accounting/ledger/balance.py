@@ -353,6 +353,8 @@ class Balance:
     renewed: set[str] = field(default_factory=set)
     """Data sets whose budget was declared anew after that, and counts nothing before."""
     renewals: int = 0
+    left: set[RunId] = field(default_factory=set)
+    """Runs whose claim was waived, and that have not enrolled since."""
     closed: dict[tuple[str, str, int], str] = field(default_factory=dict)
     """By data set, training and client: the model that a closing statement is about."""
     blocks: dict[str, BlockBinding] = field(default_factory=dict)
@@ -611,14 +613,16 @@ def _add_claim(balance: Balance, row: Row) -> None:
     else:
         cost.add(key, body)
     run = (key, body["training"], body["client"])
+    balance.left.discard(run)
     balance.claims[run] = BudgetClaim(
         cost, bool(body["covered"]), body["plan"], float(body["time"])
     )
 
 
 def _add_waive(balance: Balance, row: Row) -> None:
-    body = row.body
-    balance.claims.pop((key_of(body), body["training"], body["client"]), None)
+    run = (key_of(row.body), row.body["training"], row.body["client"])
+    balance.claims.pop(run, None)
+    balance.left.add(run)
 
 
 def _add_closed(balance: Balance, row: Row) -> None:

@@ -298,6 +298,7 @@ class Ledger:
             check_left(self._balance.reserves.get((key, *request.run)), request, parts)
             reserve = self._reserved(key, request, limit)
         else:
+            self._refuse_left(key, request)
             self._afford(key, request, costs, limit)
         return tuple(
             self._append(
@@ -310,6 +311,14 @@ class Ledger:
             ).number
             for name, part in parts.items()
         )
+
+    def _refuse_left(self, key: LedgerKey, request: Request) -> None:
+        """Refuse a training that has left: no head that others keep has what it may cost."""
+        if (key, *request.run) in self._balance.left:
+            raise UnsoundPlan(
+                f"training {request.training!r} has left data set {key.dataset!r}, which keeps no "
+                f"budget for it; let it enrol again"
+            )
 
     def _refuse_another_plan(self, key: LedgerKey, request: Request) -> None:
         """Refuse a training whose plan is not the one that its earlier entries were made under."""
