@@ -97,6 +97,8 @@ def noisy_metrics(
         raise refuse("adjacency", bound, str(adjacency))
     if not len(scores) or len(scores) != len(labels):
         raise refuse("labels", f"one per record, {len(scores)}", len(labels), "give both of all")
+    if not isinstance(metrics, list | tuple):  # others may be records, and names are quoted
+        raise refuse("metrics", "a list of names or tables", metrics, "for example ['accuracy']")
     made = [_metric(each) for each in metrics]
     facts = Facts(
         clip=joint_bound(made),
