@@ -18,6 +18,9 @@ in the lost part of the ledger, up to H or by trainings that had enrolled by the
 of the cost that a head states less the cost of those rows that both chains have. Both have the
 newest of the head's earlier rows that is in the chain, and all rows before it.
 
+It holds where the lost rows of an epoch lie on one branch. Two branches (a machine put back with
+its memory) are seen only if heads name the same row with other hashes, which most pairs do not.
+
 | edge case                                        | what happens                                  |
 |--------------------------------------------------|-----------------------------------------------|
 | an old head of this ledger, from the chain       | known: nothing happens                        |
