@@ -492,10 +492,10 @@ class Site:
 
 
 def run(*command: str) -> None:
-    """A change of users; another program may hold the lock for a moment."""
+    """A change of users: it waits for another program's lock, and for a user's last process."""
     for _ in range(30):
         done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if done.returncode == 0 or "lock" not in done.stderr:
+        if done.returncode == 0 or not any(w in done.stderr for w in ("lock", "currently used")):
             break
         time.sleep(0.5)
     assert done.returncode == 0, done.stderr
