@@ -337,7 +337,7 @@ def scale(narrow: bool) -> Any:
     shape, size = ((4, 1), (4.2, 13)) if narrow else ((2, 2), (8.2, 6.6))
     figure, axes = plt.subplots(*shape, figsize=size, layout="constrained")
     memory, seconds, longer, sent = axes.flat
-    found = json.loads((MEASURED / "dpfed_lab.benchmarks.json").read_text())["results"]
+    found = json.loads((MEASURED / "benchmarks.json").read_text())["results"]
     _memory(memory, found)
     _seconds(seconds)
     _seconds_by_size(longer)

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from dpfed.core import grid, normals
-from dpfed.core.grid import pack, pack_lines
+from dpfed.core.grid import pack
 from dpfed.core.normals import AT_ONCE, BLOCK, ERROR, Draws, Room, fits, normal, uniform
-from dpfed.core.randomness import KeyStream, Noise, draws_of_many
+from dpfed.core.randomness import KeyStream, Noise
 from dpfed.core.rows import Dense
 from dpfed.core.types import Facts
 from dpfed.mechanisms.gaussian import gaussian
@@ -182,47 +182,3 @@ def test_other_sizes_get_the_formula(size: int) -> None:
 def test_a_level_whose_square_is_no_float_gets_the_formula(level: float) -> None:
     assert not fits(5, level, level * STEP)
     assert np.isfinite(stream(13).draws(5, level, level * STEP).values).all()
-
-
-# ------------------------------------------------------------------------ several streams at a time
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 650, 651, BLOCK - 1])
-@pytest.mark.parametrize("step", [STEP, 2.0**-40], ids=["fast", "formula"])
-def test_lines_of_several_streams_have_the_bits_of_each_alone(size: int, step: float) -> None:
-    values = torch.stack([made(size, seed) for seed in range(120)])
-    streams = [stream(number) for number in range(120)]
-
-    def noise(lines: range) -> Draws:
-        return draws_of_many([streams[line] for line in lines], size, 1.3, step)
-
-    packed = pack_lines(values.numpy(), step, noise)
-    for number, line in enumerate(packed):
-        rng = stream(number)
-        alone = pack(values[number], step, lambda n, rng=rng: rng.draws(n, 1.3, step))  # type: ignore[misc]
-        assert alone.numpy().dtype == line.dtype
-        assert np.array_equal(alone, line)
-        assert np.array_equal(rng.words(3), streams[number].words(3))
-
-
-@pytest.mark.parametrize("size", [650, 651])
-def test_lines_ask_for_exact_draws_of_their_own_stream(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(normals, "ERROR", 2.0**-31)
-    usual, shift = Room.draws, np.random.default_rng(0)
-    values = torch.stack([made(size, seed) for seed in range(100)])
-    expected = [by_formula(1.0, stream(i), line) for i, line in enumerate(values)]
-
-    def moved(self: Room, level: float) -> Draws:
-        drawn = usual(self, level)
-        drawn.values[:] += drawn.error * shift.uniform(-1, 1, drawn.values.size)
-        return drawn
-
-    monkeypatch.setattr(Room, "draws", moved)
-    packed = pack_lines(
-        values.numpy(),
-        STEP,
-        lambda lines: draws_of_many([stream(i) for i in lines], size, 1.0, STEP),
-    )
-    assert all(np.array_equal(a, b) for a, b in zip(packed, expected, strict=True))

@@ -37,6 +37,7 @@ from tests.helpers.handlers import (
     said,
     sent,
 )
+from tests.helpers.one_door import watched
 from tests.silo.gates import FEATURES, RECORDS, Silo, terms_for
 
 
@@ -46,6 +47,16 @@ def test_an_order_under_approved_terms_is_answered_and_entered(tmp_path: Path) -
     data = held.policy.data["sepsis"]
     cost = Ledger(held.state / "ledger.sqlite").spent(data.key("sepsis"))
     assert 0 < cost.epsilon(data.delta, data.adjacency) < 2
+
+
+def test_a_gates_release_passes_the_one_door(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, terms = approved(tmp_path)
+    door = watched(monkeypatch)
+    assert "error" not in said(held.reply(order(terms)))
+    assert "error" not in said(held.reply(order(terms, round=1)))
+    assert door.passed == door.released == 2
 
 
 def test_orders_under_other_terms_are_refused_and_cost_nothing(tmp_path: Path) -> None:

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replies into the sum, several at a time as one by one: a test per line of round.py's table."""
+"""Replies into the sum: each is added, or refused alone, in whatever order they come."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from dpfed.core.errors import ClientRefused
 from dpfed.core.sum_protocol import Opened, StageReply, SumContext
 from dpfed.core.types import UPDATE
 from dpfed.sums.plain import Adder, Plain, plain
-from dpfed.training import round as training_round
 from dpfed.training.round import add_replies
 
 CLIENTS, SIZE = 50, 7
@@ -55,69 +52,28 @@ def taken(adder: Plain, answers: Answers) -> tuple[list[int], tuple[int, ...], d
     return total.vector.tolist(), total.clients, refused
 
 
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many answers each pass has added; 0 where it added none."""
-    made: list[int] = []
-    usual = Plain.add_many
-
-    def counted(self: Plain, session: Adder, answers: Any) -> Adder | None:
-        found = usual(self, session, answers)
-        made.append(len(answers) if found is not None else 0)
-        return found
-
-    monkeypatch.setattr(Plain, "add_many", counted)
-    return made
-
-
 @pytest.mark.parametrize("order", range(4))
-@pytest.mark.parametrize("most", [1, 150, 1 << 18])
-def test_totals_and_refusals_are_those_of_one_by_one(
-    order: int, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_that_is_refused_takes_no_other_with_it(order: int) -> None:
     mixed = [*HOSTILE, *HONEST]
     mixed = [mixed[at] for at in np.random.default_rng(order).permutation(len(mixed))]
-    monkeypatch.setattr(training_round, "BYTES_PER_PASS", 0)
-    expected = taken(plain(), mixed)
-    monkeypatch.setattr(training_round, "BYTES_PER_PASS", most)
-    assert taken(plain(), mixed) == expected
-    assert set(expected[2]) == {3, 7, 99, 8, 9, 10, 11, 12}
+    values, clients, refused = taken(plain(), mixed)
+    first = next(reply[UPDATE] for client, reply in mixed if client == 7)  # type: ignore[index]
+    honest = [(7, {UPDATE: first}), *HONEST]
+    assert (values, clients) == taken(plain(), honest)[:2]
+    assert clients == (7, *range(13, CLIENTS))
+    assert set(refused) == {3, 7, 99, 8, 9, 10, 11, 12}
 
 
-def test_small_answers_are_added_several_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = calls(monkeypatch)
-    monkeypatch.setattr(training_round, "BYTES_PER_PASS", 400)
-    taken(plain(), HONEST)
-    assert len(made) < len(HONEST) / 5
-    assert all(made)
-
-
-def test_a_large_answer_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is added before the next one is made."""
+def test_a_reply_is_added_before_the_next_one_is_made() -> None:
     session, added = begun(plain()), []
 
-    def large() -> Iterator[tuple[int, StageReply]]:
+    def replies() -> Iterator[tuple[int, StageReply]]:
         for client in range(3):
             added.append(len(session.clients))
             yield client, sent(client)
 
-    monkeypatch.setattr(training_round, "BYTES_PER_PASS", 8)
-    add_replies(plain(), session, large(), {}, logging.WARNING)
+    add_replies(plain(), session, replies(), {}, logging.WARNING)
     assert added == [0, 1, 2]
-
-
-def test_a_sum_of_ones_own_adds_by_its_own_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-
-    @dataclass(frozen=True)
-    class Watched(Plain):
-        def add(self, session: Adder, client: int, messages: Mapping[str, bytes]) -> Adder:
-            seen.append(client)
-            return super().add(session, client, messages)
-
-    made = calls(monkeypatch)
-    assert taken(Watched(), HONEST) == taken(plain(), HONEST)
-    assert seen == [client for client, _ in HONEST]
-    assert sum(made) == len(HONEST)  # by the second one alone
 
 
 def test_a_transport_that_breaks_off_is_heard() -> None:

@@ -24,8 +24,10 @@ from dpfed.accounting import gdp
 from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.audit.client_laws import MODEL
+from dpfed.client.fedavg import fedavg
+from dpfed.client.gradient import gradient
 from dpfed.core.errors import BudgetSpent, RecipeError, RoundAborted
-from dpfed.core.types import UPDATE, Adjacency, Broadcast, Facts, Trust
+from dpfed.core.types import METRICS, UPDATE, Adjacency, Broadcast, ClientAlgorithm, Facts, Trust
 from dpfed.flower import client_app
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.recipes.result import require_a_round
@@ -38,6 +40,7 @@ from dpfed.training.inprocess import InProcess
 from dpfed.training.loop import Step, Transport, train
 from dpfed.training.plan import Plan
 from dpfed.training.stopping import EXHAUSTED, MAX_FAILED_ATTEMPTS, UNAFFORDABLE
+from tests.helpers.one_door import watched
 from tests.helpers.quiet import Died, Quiet, Silent
 from tests.helpers.round_counts import updates
 from tests.helpers.rounds import SIZES, client_states, make_plan
@@ -102,6 +105,21 @@ def trained(
     named = {"training": f"training-{next(NUMBERS)}", **options}  # clients answer each name once
     *_, last = train(plan, torch.zeros(MODEL.layout.size), transport, **named)
     return last
+
+
+@pytest.mark.parametrize(
+    ("client", "trust", "each"), [(gradient(), Trust.CENTRAL, 1), (fedavg(steps=3), Trust.LOCAL, 3)]
+)
+def test_every_release_passes_the_one_door(
+    engine: Any, client: ClientAlgorithm, trust: Trust, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four rounds of three clients: an algorithm's own releases, and one of metrics."""
+    clips = {UPDATE: 1.0, METRICS: 1.5}
+    channels = {name: gaussian(Facts(clip, trust=trust), 2.0) for name, clip in clips.items()}
+    door = watched(monkeypatch)
+    last = trained(engine, make_plan(client=client, channels=channels))
+    assert last.state.round == 4
+    assert door.passed == door.released == 4 * 3 * (each + 1)
 
 
 def releases(step: Step) -> int:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of many small clients in one process: against one bare gradient, and beside others.
+"""Rounds of many small clients in one process: by the lab's engine, by the library, and by pfl.
 
 The limit of the first lines is one softmax gradient over all records as a single matrix
 computation (round_time.py). "central": the client is the unit, and the server adds the noise;
-"local": each of 50,000 records is clipped, and each client adds noise to its 650 numbers.
+"local": each of 50,000 records is clipped, and each client adds noise to its 650 numbers. The lab
+computes 10,000 clients together (many_clients.py); the library 1,000, one after the other.
 
-Beside: the same model (650 parameters), records, cohort and one full-batch step, one torch thread.
+pfl: the same model (650 parameters), records, cohort and one full-batch step, one torch thread.
 $DPFED_PFL names a Python with pfl 0.6.0 (_pfl_round.py); it clips differences and has its server
 add Gaussian noise, as "central" does here. Alike: records, clip, noise level, plain sum, no
 evaluation. Not alike: pfl makes steps by autograd in float32 and adds floats up; here gradients are
@@ -21,10 +22,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from dpfed.client.gradient import gradient
 from dpfed.core.chain import chain
 from dpfed.core.randomness import Noise
 from dpfed.core.types import UPDATE, Facts, Trust, Unit
+from dpfed.data.models import Linear
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.server.scale import scale
 from dpfed.server.sofim import sofim
@@ -32,13 +36,13 @@ from dpfed.sums.plain import plain
 from dpfed.training.plan import Plan
 from dpfed_lab.benchmarks import round_time
 from dpfed_lab.benchmarks._measure import Result, Task, compare, interleaved, threads, timing
+from dpfed_lab.many_clients import held, parameters
 
 MEASURES = (
     "dpfed.training.inprocess",
-    "dpfed.training.batched",
+    "dpfed.training.reply",
     "dpfed.training.round",
     "dpfed.core.clipping",
-    "dpfed.core.stacked",
     "dpfed.data.models",
     "dpfed.core.randomness",
     "dpfed.mechanisms.gaussian",
@@ -46,14 +50,15 @@ MEASURES = (
 
 MANY, EACH, COHORT = 10_000, 5, 1_000
 TARGET = 15.0
+MODEL = Linear("softmax", round_time.FEATURES, round_time.CLASSES)
 KINDS = {"central": (Unit.CLIENT, Trust.CENTRAL), "local": (Unit.RECORD, Trust.LOCAL)}
 PFL = "DPFED_PFL"
 TURNS = 3
 
 
 def run() -> list[Result]:
-    """The round of 10,000 by both trusts; then one of 1,000 beside pfl, if it is there."""
-    lines = [_against_bare(kind) for kind in KINDS]
+    """10,000 clients in the lab, 1,000 in the library, by both trusts; 1,000 by pfl, if there."""
+    lines = [_against_bare(kind, engine) for engine in (_lab, _library) for kind in KINDS]
     return lines + ([_beside_pfl(os.environ[PFL])] if PFL in os.environ else [])
 
 
@@ -72,19 +77,36 @@ def plan_for(kind: str, clients: int) -> Plan:
     )
 
 
-def _against_bare(kind: str) -> Result:
+Engine = Callable[[str], tuple[str, int, Callable[[], object]]]
+"""From a trust to an engine's name, its number of clients, and their next round."""
+
+
+def _lab(kind: str) -> tuple[str, int, Callable[[], object]]:
+    records, every = round_time.random_records(MANY * EACH), torch.arange(MANY * EACH)
+    of = held([records.take(own) for own in every.tensor_split(MANY)])
+    played = parameters(plan_for(kind, MANY), MODEL, of)
+    return "lab", MANY, lambda: next(played)
+
+
+def _library(kind: str) -> tuple[str, int, Callable[[], object]]:
+    problems = round_time.split(round_time.random_records(COHORT * EACH), COHORT)
+    return "one by one", COHORT, round_time.player(plan_for(kind, COHORT), problems)
+
+
+def _against_bare(kind: str, engine: Engine) -> Result:
     with threads(1):
-        records = round_time.random_records(MANY * EACH)
-        turn = round_time.player(plan_for(kind, MANY), round_time.split(records, MANY))
-        tasks = {"round": Task(turn), "bare": Task(round_time.bare_gradient(records))}
+        name, clients, turn = engine(kind)
+        bare = round_time.bare_gradient(round_time.random_records(clients * EACH))
+        tasks = {"round": Task(turn), "bare": Task(bare)}
         found = interleaved(tasks, repeats=10, warmup=1)
-    against = f"one bare gradient over {MANY * EACH} records, 1 thread"
-    name = f"round, {MANY} clients, {kind}"
-    return compare(name, found["round"], found["bare"], TARGET, against)
+    against = f"one bare gradient over {clients * EACH} records, 1 thread"
+    target = TARGET if name == "lab" else None
+    name = f"round, {clients} clients, {kind}, {name}"
+    return compare(name, found["round"], found["bare"], target, against)
 
 
 def _beside_pfl(python: str) -> Result:
-    """Some rounds here, then some there, by turns."""
+    """Some of the library's rounds, then some of pfl's, by turns."""
     ours: list[float] = []
     theirs: list[float] = []
     with threads(1):

@@ -23,7 +23,6 @@ from dpfed_lab.benchmarks._simulated import Timings, simulated, timing_app
 
 MEASURES = (
     "dpfed.training.inprocess",
-    "dpfed.training.batched",
     "dpfed.training.round",
 )
 

@@ -55,7 +55,6 @@ MEASURES = (
     "dpfed.training.round",
     "dpfed.training.loop",
     "dpfed.training.reply",
-    "dpfed.training.batched",
     "dpfed.training.inprocess",
     "dpfed.training.account",
     "dpfed.training.checkpoint",
@@ -137,13 +136,10 @@ def extrapolated(points: Sequence[Point], size: int) -> Point:
     """
     last = [each for each in points if each.measured][-1]
     found, grown = exponents(points), size / last.size
-    flat = Fit(0.0, 0.0)
-    return Point(
-        size,
-        last.seconds * grown ** found.get("seconds", flat).exponent,
-        last.bytes * grown ** found.get("bytes", flat).exponent,
-        measured=False,
-    )
+    seconds = last.seconds * grown ** found.get("seconds", Fit(0.0, 0.0)).exponent
+    # 0 bytes of a line whose memory was too small to tell how it grows
+    held = last.bytes * grown ** found["bytes"].exponent if "bytes" in found else 0.0
+    return Point(size, seconds, held, measured=False)
 
 
 # -------------------------------------------------------------------------------- what is run

@@ -10,8 +10,8 @@ torch takes its time over a softmax along a short last axis: three quarters of t
 the classes first (W X^T, softmax down the columns) the same gradient is three times as fast. That
 tighter limit is stated on a line of its own, without a target.
 
-The breakdown times growing prefixes of the clients' work, one by one as over Flower, and takes
-differences of the medians; in one process the round does it for many clients at once, and faster.
+The breakdown times growing prefixes of the clients' work and takes differences of the medians; the
+server's part of the round is not in it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,9 @@ from dpfed_lab.benchmarks._measure import Result, Task, Timing, compare, interle
 
 MEASURES = (
     "dpfed.training.inprocess",
-    "dpfed.training.batched",
     "dpfed.training.round",
     "dpfed.training.reply",
     "dpfed.core.clipping",
-    "dpfed.core.stacked",
     "dpfed.data.models",
     "dpfed.core.randomness",
     "dpfed.core.normals",
@@ -173,7 +171,7 @@ def _for_all(
 
 
 def _breakdown(timings: dict[str, Timing]) -> dict[str, float]:
-    """Milliseconds of each part of all clients' work, client by client; they add up to the last."""
+    """Milliseconds of each part of all clients' work; they add up to the last."""
     at = {name: timing.median * 1e3 for name, timing in timings.items()}
     return {
         "scores": at["scores"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""(d) The server's memory, which must not grow with the number of clients; and 10,000 clients.
+"""(d) The server's memory, which must not grow with the number of clients.
 
 The limit is what a server cannot do without, in float32 vectors of the model's size: the
 optimizer's own state (SOFIM: one), the parameters (one), the total in int64 (two), and one more,
@@ -7,9 +7,6 @@ the message that is being added or the vector that is being made. All is counted
 mark of a fresh process (see `_measure.peak_above`), above its state before the round, plus the two
 vectors (parameters, momentum) that were there before. Freed vectors go back to the system at once.
 "unequal" weights each release by its client's size; "central" adds the noise on the server.
-
-The last line plays rounds of 10,000 clients of 5 records each in one process, against one bare
-gradient over the same records: small clients cost calls, not arithmetic, and no target is set.
 """
 
 from __future__ import annotations
@@ -30,15 +27,7 @@ from dpfed.mechanisms.gaussian import gaussian
 from dpfed.training.plan import Plan
 from dpfed.training.round import Exchange, ServerState, run_round, start
 from dpfed_lab.benchmarks import round_time
-from dpfed_lab.benchmarks._measure import (
-    RETURN_FREED,
-    Result,
-    Task,
-    compare,
-    interleaved,
-    peak_above,
-    threads,
-)
+from dpfed_lab.benchmarks._measure import RETURN_FREED, Result, peak_above
 
 MEASURES = (
     "dpfed.training.round",
@@ -54,15 +43,14 @@ OTHERS = ("unequal", "central")
 STATE, ALLOWED = 1, 4
 HELD = 2  # before the round: parameters and momentum
 TARGET = 1.05  # a quarter of a vector: the interpreter's objects, temporaries of a block
-MANY, EACH = 10_000, 5
 
 
 def run() -> list[Result]:
-    """Peaks for three numbers of clients and other plans, and the time of a round of many."""
+    """Peaks for three numbers of clients, and for other plans."""
     peaks = {clients: _peak_in_child("equal", clients) for clients in COUNTS}
     same = [_line("equal", clients, peak) for clients, peak in peaks.items()]
     others = [_line(kind, COUNTS[1], _peak_in_child(kind, COUNTS[1])) for kind in OTHERS]
-    return [*same, _growth(peaks), *others, _many()]
+    return [*same, _growth(peaks), *others]
 
 
 def _line(kind: str, clients: int, peak: float) -> Result:
@@ -78,17 +66,6 @@ def _growth(peaks: dict[int, float]) -> Result:
     against = f"the same with {few} clients"
     measured, limit = HELD + peaks[many], HELD + peaks[few]
     return Result(f"server memory, {many} clients", measured, limit, "vectors", TARGET, against)
-
-
-def _many() -> Result:
-    with threads(1):
-        records = round_time.random_records(MANY * EACH)
-        problems = round_time.split(records, MANY)
-        turn = round_time.player(round_time.plan_for(MANY, EACH), problems)
-        tasks = {"round": Task(turn), "bare": Task(round_time.bare_gradient(records))}
-        timings = interleaved(tasks, repeats=20, warmup=1)
-    against = f"one bare gradient over {MANY * EACH} records, 1 thread"
-    return compare(f"round, {MANY} clients", timings["round"], timings["bare"], None, against)
 
 
 # --------------------------------------------------------------------------------- in the child

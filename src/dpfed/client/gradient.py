@@ -23,8 +23,6 @@ from dpfed.core import (
     Unit,
     stateless,
 )
-from dpfed.core.stacked import releases
-from dpfed.core.types import Rows
 
 PAPER = "McMahan et al. 2017; Nair et al. 2026 (DP-FedGD)"
 
@@ -32,18 +30,15 @@ PAPER = "McMahan et al. 2017; Nair et al. 2026 (DP-FedGD)"
 def gradient() -> ClientAlgorithm:
     """DP-FedGD's client: one clipped, noised gradient sum, sent as it is."""
 
-    def rows(broadcast: Broadcast, problem: Problem, unit: Unit) -> Rows:
-        return problem.rows(broadcast.params, unit)
-
     def work(
         broadcast: Broadcast, problem: Problem, state: State, release: Releaser
     ) -> tuple[Reply, State]:
-        found = rows(broadcast, problem, release.unit)
-        return {UPDATE: release(found)}, state
+        rows = problem.rows(broadcast.params, release.unit)
+        return {UPDATE: release(rows)}, state
 
     return ClientAlgorithm(
         init=stateless,
-        work=releases(work, rows),
+        work=work,
         units=frozenset(Unit),
         sends_unmodified=True,
     )

@@ -2,9 +2,9 @@
 """What every other package builds on: the types of one round, and arithmetic.
 
 Plug-ins build on the names below, which load no torch, and on the modules types, chain, errors,
-checks, log, vector and testing; client algorithms also on rows, stacked, adaptive_rows,
-clipping, matrices and grid, mechanisms on grid, sampling, participation and randomness, sums on
-grid and sum_protocol, metrics on metric. The rest is for dpfed itself.
+checks, log, vector and testing; client algorithms also on rows, adaptive_rows, clipping, matrices
+and grid, mechanisms on grid, sampling and participation, sums on grid and sum_protocol, metrics on
+metric. The rest is for dpfed itself.
 """
 
 from dpfed.core.chain import rescale, stateless

@@ -21,9 +21,9 @@ removing a row moves the sum by at most clip / step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from dpfed.core.errors import BadRelease
 
@@ -69,14 +69,6 @@ def step_below(scale: float, bits: int) -> float:
     return math.ldexp(1.0, math.frexp(scale)[1] - 1 - bits)  # a logarithm may round up
 
 
-class Releases(NamedTuple):
-    """What several clients release, on one grid: see core/stacked.py."""
-
-    lines: Sequence[Integers]
-    std: float
-    step: float
-
-
 def to_grid(values: Floats, step: float) -> Vector:
     """Values as integers on the grid, rounded to the nearest; overwrites ``values``."""
     import numpy as np
@@ -105,41 +97,6 @@ def _check_size(largest: float, step: float) -> None:
             f"a release of size {largest * step:.3g} does not fit a grid of step {step:.3g}; "
             f"look for values that are not finite, or lower privacy.clip"
         )
-
-
-def pack_lines(
-    values: Floats, step: float, noise: Callable[[range], Drawn] | None = None
-) -> list[Integers]:
-    """``pack`` for each line of a matrix, some lines at a time.
-
-    Args:
-        values: floats, [lines, size]; with noise, size is below a block. They are not changed.
-        step: the step of the grid, a power of two.
-        noise: gives the draws of some lines, one after the other; None adds none.
-    """
-    import numpy as np
-
-    packed: list[Integers] = []
-    many = max(1, 2 * BLOCK // max(1, values.shape[1]))
-    for start in range(0, len(values), many):
-        clear = values[start : start + many]
-        whole = np.empty(clear.shape)
-        flat, lines = (clear.reshape(-1), whole.reshape(-1)), range(start, start + len(clear))
-        largest = _rounded(*flat, noise(lines) if noise else None, step)
-        packed += _whole_lines(whole, largest)
-    return packed
-
-
-def _whole_lines(whole: Floats, largest: float) -> list[Integers]:
-    """Whole numbers as integers; a line is int32 if it fits."""
-    import numpy as np
-
-    if largest < 2.0**31:
-        return list(whole.astype(np.int32))
-    wide = whole.astype(np.int64)
-    small = np.maximum(wide.max(axis=1), -wide.min(axis=1)) < 2**31
-    lines = zip(wide, small.tolist(), strict=True)
-    return [line.astype(np.int32) if fits else line for line, fits in lines]
 
 
 def pack(
@@ -333,23 +290,6 @@ def add_weighted(total: NDArray[np.int64], integers: Integers, weight: float) ->
         part = slice(start, start + BLOCK)
         scaled = integers[part] * weight
         total[part] += np.rint(scaled, out=scaled).astype(np.int64)
-
-
-def add_lines(total: NDArray[np.int64], lines: Integers, weights: Sequence[float]) -> None:
-    """``add_weighted`` of each line of a matrix, in one pass.
-
-    Args:
-        total: the sum so far, which is changed.
-        lines: what is added, [any number, size].
-        weights: the public weight of each line.
-    """
-    import numpy as np
-
-    if all(weight == 1.0 for weight in weights):
-        total += lines.sum(axis=0, dtype=np.int64)
-        return
-    scaled = lines * np.array(weights)[:, None]
-    total += np.rint(scaled, out=scaled).astype(np.int64).sum(axis=0)
 
 
 def to_values(integers: torch.Tensor, factor: float, like: torch.Tensor) -> Vector:

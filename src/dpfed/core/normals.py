@@ -95,13 +95,12 @@ class Room:
 
     Args:
         size: how many draws; beyond a block, whole blocks.
-        lines: of how many streams, side by side: as many draws of each.
     """
 
-    def __init__(self, size: int, lines: int = 1) -> None:
+    def __init__(self, size: int) -> None:
         import torch
 
-        half, blocks = min(size + 1, BLOCK) // 2, lines * -(-size // BLOCK)
+        half, blocks = min(size + 1, BLOCK) // 2, -(-size // BLOCK)
         self._width = min(size, BLOCK)
         self.words: Words = np.empty((blocks, 2, half), dtype=np.uint64)
         self._radius, self._values = np.empty((blocks, half)), np.empty((blocks, 2, half))

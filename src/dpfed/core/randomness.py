@@ -32,11 +32,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from dpfed.core.normals import AT_ONCE, BLOCK, Draws, Room, fits, uniform
-from dpfed.core.types import NoiseSource, Stream
+from dpfed.core.types import NoiseSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
 _NONCE = bytes(16)  # a key is used for one stream only, so the nonce need not vary
@@ -92,23 +90,6 @@ class KeyStream:
             self._room = size, Room(size)
         self.write(self._room[1].words)
         return self._room[1].draws(level)
-
-
-def draws_of_many(streams: Sequence[Stream], size: int, level: float, step: float) -> Draws:
-    """The next draws of several streams, one stream after the other, in one pass.
-
-    Args:
-        streams: whose draws they are.
-        size: how many of each; less than a block.
-        level: their standard deviation.
-        step: of the grid that they will be rounded to.
-    """
-    if not fits(size, level, step):
-        return Draws(np.concatenate([each.draws(size, level, step).values for each in streams]))
-    room = Room(size, len(streams))
-    for each, words in zip(streams, room.words, strict=True):
-        each.write(words)
-    return room.draws(level)
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,12 @@ client                      +-> answer -> bytes -> add, one client at a time
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from dpfed.core.errors import ClientRefused
 from dpfed.core.types import Reply, Total
-
-if TYPE_CHECKING:
-    from dpfed.core.grid import Integers
 
 Messages: TypeAlias = Mapping[str, bytes]
 """What one client sends or gets in a stage: by channel, or under a name of the sum's own."""
@@ -165,20 +162,6 @@ class Sum(Protocol):
 
     def directory_after(self, session: Session) -> Directory:
         """The directory with what the round has added, whether it was opened or not."""
-
-
-@runtime_checkable
-class SendsReleases(Protocol):
-    """A sum whose messages are the releases, whoever sends them and whatever the round.
-
-    Several can be packed, and added up, in one pass: with the bits of ``reply`` and ``add``.
-    """
-
-    def packed(self, integers: Integers) -> bytes:
-        """A release as its message."""
-
-    def add_many(self, session: Session, answers: Sequence[tuple[int, Messages]]) -> Session | None:
-        """Add clients' messages; None, and nothing is added, if each must be checked alone."""
 
 
 Cohorts: TypeAlias = Mapping[str, Mapping[int, float]]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -33,7 +34,7 @@ class Layout:
     trained_by: str = field(default="", compare=False, repr=False)
     """The client algorithm that brings this model (``OwnModel``); "" is a model for any."""
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The length of the flat vector."""
         return sum(math.prod(shape) for shape in self.shapes.values())

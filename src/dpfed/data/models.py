@@ -25,7 +25,6 @@ and changes no other record's row. What works for no record is refused when a pr
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -40,14 +39,6 @@ from dpfed.core.log import log
 from dpfed.core.matrices import Gram, Hessians, MatrixRows
 from dpfed.core.metric import MetricRow, ScoredRecords
 from dpfed.core.rows import Dense, Outer, group_sums, linear_vector
-from dpfed.core.stacked import (
-    Features,
-    StackedDense,
-    StackedOuter,
-    in_one_piece,
-    products,
-    stacked_vectors,
-)
 from dpfed.core.types import Problem, Rows, Unit, Vector
 from dpfed.core.vector import Layout, one_thread
 from dpfed.data._checks import require_groups
@@ -338,7 +329,7 @@ class Linear:
         if not isinstance(self.bias, bool):
             raise refuse("bias", "True or False", self.bias)
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """As nn.Linear names and orders them."""
         shapes: dict[str, tuple[int, ...]] = {"weight": (self.outputs, self.features)}
@@ -423,25 +414,18 @@ class LinearProblem:
         return row_norms(self.x)
 
     @cached_property
-    def _last(self) -> torch.Tensor:
-        """The records after the last whole block, and empty ones that fill it."""
-        return whole_blocks(self.x[len(self.x) // BLOCK_RECORDS * BLOCK_RECORDS :])
-
-    @cached_property
     def _labels(self) -> torch.Tensor:
         return whole_blocks(self.y)
 
     def _scores(self, params: Vector) -> torch.Tensor:
-        return self.scores_under(self.model.matrix(params))
-
-    def scores_under(self, weights: torch.Tensor) -> torch.Tensor:
         """X W^T + b of whole blocks, [outputs, records and empty ones]."""
-        whole = len(self.x) // BLOCK_RECORDS * BLOCK_RECORDS
-        if not whole or not len(self._last):
-            return weights @ (self.x if whole else self._last).T
+        weights, whole = self.model.matrix(params), len(self.x) // BLOCK_RECORDS * BLOCK_RECORDS
+        last = whole_blocks(self.x[whole:])  # not kept: a small client's is mostly empty ones
+        if not whole or not len(last):
+            return weights @ (self.x if whole else last).T
         scores = weights.new_empty(len(weights), whole + BLOCK_RECORDS)
         torch.mm(weights, self.x[:whole].T, out=scores[:, :whole])
-        torch.mm(weights, self._last.T, out=scores[:, whole:])
+        torch.mm(weights, last.T, out=scores[:, whole:])
         return scores
 
     @one_thread()
@@ -452,22 +436,6 @@ class LinearProblem:
     def _residual(self, params: Vector) -> torch.Tensor:
         residual = _LINKS[self.model.link].residual(self._scores(params).T, self._labels)
         return residual[: len(self.y)]
-
-    @one_thread()
-    def residual_of(self, params: Vector, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Residuals of several clients' records, [records, outputs], as each computes them."""
-        scores = self.model.matrix(params) @ whole_blocks(x).T
-        return _LINKS[self.model.link].residual(scores.T, whole_blocks(y))[: len(y)]
-
-    @cached_property
-    def stack_key(self) -> Hashable:
-        """The model, how many records, and their types."""
-        return self.model, self.y.shape, self.x.dtype, self.y.dtype
-
-    def stack(self, problems: Sequence[LinearProblem]) -> LinearStack | None:
-        """Problems of this one's key as one; None where each one's rows are added up in pieces."""
-        records, inputs = self.x.shape
-        return LinearStack(problems) if in_one_piece(records, inputs, self.model.outputs) else None
 
     @one_thread()
     def rows(self, params: Vector, unit: Unit) -> Rows:
@@ -539,81 +507,3 @@ class LinearProblem:
         if self.known is not None:
             table = torch.where(self.known[:, None], table, 0.0)
         return unit_means(table, self.groups, unit)
-
-
-LARGE_CLIENT = 1 << 15
-"""Numbers in a client's records from which on a stack does not copy them."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class LinearStack:
-    """Several clients of one linear model, each with the same number of records, as one problem.
-
-    Small clients' records lie one after the other, in blocks of ``BLOCK_RECORDS``: a record's
-    scores then depend neither on other records nor on its place, so each client gets the scores
-    that it gets alone. Large clients' records stay where they are.
-    """
-
-    problems: Sequence[LinearProblem]
-
-    @property
-    def dimension(self) -> int:
-        """The number of parameters."""
-        return self.problems[0].dimension
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return len(self.problems), len(self.problems[0].y)
-
-    @property
-    def _large(self) -> bool:
-        """Whether copying the clients' records side by side costs more than one call for each."""
-        return self.problems[0].x.numel() >= LARGE_CLIENT
-
-    @cached_property
-    def _features(self) -> Features:
-        apart = [problem.x for problem in self.problems]
-        return apart if self._large else torch.cat(apart).view(*self._shape, -1)
-
-    def _residual(self, params: Vector) -> torch.Tensor:
-        """[clients, outputs, records]."""
-        first, (clients, records) = self.problems[0], self._shape
-        labels = torch.cat([problem.y for problem in self.problems])
-        if isinstance(self._features, torch.Tensor):
-            flat = first.residual_of(params, self._features.flatten(0, 1), labels)
-        else:
-            flat = self._residual_apart(first.model.matrix(params), whole_blocks(labels))
-            flat = flat[: len(labels)]
-        return flat.T.reshape(-1, clients, records).transpose(0, 1)
-
-    def _residual_apart(self, weights: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """[records and empty ones, outputs]."""
-        _, records = self._shape
-        scores = weights.new_zeros(len(weights), len(labels))
-        for at, problem in enumerate(self.problems):
-            own = slice(at * records, (at + 1) * records)
-            scores[:, own] = problem.scores_under(weights)[:, :records]
-        return _LINKS[self.problems[0].model.link].residual(scores.T, labels)
-
-    @one_thread()
-    def rows(self, params: Vector, unit: Unit) -> Rows:
-        """The rows of each client, as its own problem makes them."""
-        if unit is Unit.GROUP:
-            raise TypeError("groups are not stacked; a client's own problem has its rows")
-        residual, features = self._residual(params), self._features
-        bias, (_, records) = self.problems[0].model.bias, self._shape
-        if unit is Unit.CLIENT:
-            means = products(residual.contiguous(), features) / max(1, records)
-            return StackedDense(stacked_vectors(means, bias))
-        norms = torch.cat([problem.feature_norms for problem in self.problems])
-        return StackedOuter(residual, features, norms.view(self._shape), bias)
-
-    def gradient(self, params: Vector) -> Vector:
-        """Refused: after local steps the clients' parameters differ."""
-        del params
-        raise TypeError("a stack has no common gradient; use each client's own problem")
-
-    def metric_rows(self, params: Vector, unit: Unit, loss_bound: float) -> Rows:
-        """Refused: metrics are released client by client."""
-        del params, unit, loss_bound
-        raise TypeError("a stack has no metrics; use each client's own problem")

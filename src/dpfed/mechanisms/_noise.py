@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dpfed.core.checks import refuse
 from dpfed.core.errors import BadRelease, RecipeError
-from dpfed.core.grid import Releases, pack, pack_lines
+from dpfed.core.grid import pack
 from dpfed.core.sampling import EVERYONE
 from dpfed.core.types import Adjacency, Facts, Trust, Unit
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from dpfed.core.participation import Participation
-    from dpfed.core.stacked import BoundedSums
     from dpfed.core.types import BoundedSum, Rows, Sampling, Total, Vector
 
 
@@ -136,16 +135,12 @@ class GaussianNoise(HoldsFacts):
     def bounded(self, rows: Rows) -> BoundedSum:
         """The clipped sum of the rows; refused if it exceeds the bounds accounted for."""
         made = rows.clipped_sum(self.clip)
-        self.check_bounds(made)
-        return made
-
-    def check_bounds(self, made: BoundedSum | BoundedSums) -> None:
-        """Refuse sums whose bounds are not those that are accounted for."""
         if not (made.bound <= self.clip and made.replace_bound <= self.replace_bound):
             raise BadRelease(
                 f"rows must be bounded by {self.clip} (replace_bound {self.replace_bound}), got "
                 f"{made.bound} ({made.replace_bound}); give the mechanism these bounds"
             )
+        return made
 
     def rounded(self, rows: Rows, step: float) -> Vector:
         """The clipped sum on a grid, where noise is added later.
@@ -155,9 +150,7 @@ class GaussianNoise(HoldsFacts):
         norm of that error, so that it stays within the clip.
         """
         vector = self.bounded(rows).vector
-        return pack(vector, step, factor=self._rounding_factor(vector.numel(), step))
-
-    def _rounding_factor(self, size: int, step: float) -> float:
+        size = vector.numel()
         lost = 2 * step * math.sqrt(size) / self.clip
         if not lost < 0.5:
             raise BadRelease(
@@ -165,16 +158,7 @@ class GaussianNoise(HoldsFacts):
                 f"clip of {self.clip:.3g} and size {size}; use less noise, or "
                 f"mechanism 'gaussian' with local trust"
             )
-        return 1 - lost
-
-    def rounded_many(self, sums: BoundedSums, step: float) -> Releases | None:
-        """Several clients' releases if the server adds the noise; None if clients do."""
-        if self.trust is not Trust.CENTRAL or self.sampling != EVERYONE:
-            return None
-        self.check_bounds(sums)
-        values = sums.matrix.numpy().astype("float64")
-        values *= self._rounding_factor(values.shape[1], step)
-        return Releases(pack_lines(values, step), 0.0, step)
+        return pack(vector, step, factor=1 - lost)
 
     def noise_multiplier(self, shares: float | None = None) -> float:
         """Noise over sensitivity, in dp_accounting's convention: it doubles for replace-one."""

@@ -51,12 +51,8 @@ from dpfed.mechanisms._toeplitz import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dp_accounting import DpEvent
 
-    from dpfed.core.grid import Releases
-    from dpfed.core.stacked import BoundedSums
     from dpfed.core.types import Rows, Stream, Total, Vector
 
 PAPER = "Dvijotham et al. 2024; McMahan et al. 2024 (BLT)"
@@ -116,11 +112,6 @@ class Blt(GaussianNoise):
         noise, state = self._advance(bounded.vector.numel(), state, rng)
         vector = pack(noise.add_(bounded.vector), self.step)
         return Release(vector, self._std_at(state.t), self.step), state
-
-    def release_many(self, sums: BoundedSums, streams: Callable[[int], Stream]) -> Releases | None:
-        """Several clients' releases if the server adds the noise."""
-        del streams
-        return self.rounded_many(sums, self.step)
 
     def finish(self, total: Total, state: Buffers, rng: Stream) -> tuple[Release, Buffers]:
         """Add the server's noise under CENTRAL; otherwise the clients' noises are in the total."""

@@ -34,17 +34,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpfed.core.grid import BLOCK, EXACT_BITS, NOISY_BITS, Releases, pack, pack_lines, step_below
-from dpfed.core.sampling import EVERYONE, drawn
+from dpfed.core.grid import BLOCK, EXACT_BITS, NOISY_BITS, pack, step_below
+from dpfed.core.sampling import drawn
 from dpfed.core.types import Facts, Release, State, Trust
 from dpfed.mechanisms._noise import FreshNoise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dpfed.core.grid import Drawn
-    from dpfed.core.stacked import BoundedSums
-    from dpfed.core.types import Rows, Stream, Total, Vector
+    from dpfed.core.types import Rows, Stream, Total
 
 
 @dataclass(frozen=True)
@@ -68,28 +65,9 @@ class Gaussian(FreshNoise):
         taking_part = drawn(rows, self.sampling, rng)
         if self.trust is Trust.CENTRAL:  # there the server adds the noise
             return Release(self.rounded(taking_part, self.step), 0.0, self.step), state
-        return self._with_noise(self.bounded(taking_part).vector, rng), state
-
-    def _with_noise(self, vector: Vector, rng: Stream) -> Release:
+        vector = self.bounded(taking_part).vector
         noisy = pack(vector, self.step, lambda size: self._noise(size, rng))
-        return Release(noisy, self.std, self.step)
-
-    def release_many(self, sums: BoundedSums, streams: Callable[[int], Stream]) -> Releases | None:
-        """The release of each line; if clients add noise, each with its own share."""
-        from dpfed.core.randomness import draws_of_many
-
-        size = sums.matrix.shape[1]
-        if self.trust is Trust.CENTRAL or self.sampling != EVERYONE:
-            return self.rounded_many(sums, self.step)
-        self.check_bounds(sums)
-        if size >= BLOCK:
-            alone = [self._with_noise(v, streams(i)) for i, v in enumerate(sums.matrix)]
-            return Releases([each.vector.numpy() for each in alone], self.std, self.step)
-
-        def noise(lines: range) -> Drawn:
-            return draws_of_many([streams(line) for line in lines], size, self.std, self.step)
-
-        return Releases(pack_lines(sums.matrix.numpy(), self.step, noise), self.std, self.step)
+        return Release(noisy, self.std, self.step), state
 
     def finish(self, total: Total, state: State, rng: Stream) -> tuple[Release, State]:
         """Add the server's noise to the total under CENTRAL; otherwise it is private already."""

@@ -52,12 +52,8 @@ from dpfed.mechanisms._dyadic import worst_squared
 from dpfed.mechanisms._noise import GaussianNoise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dp_accounting import DpEvent
 
-    from dpfed.core.grid import Releases
-    from dpfed.core.stacked import BoundedSums
     from dpfed.core.types import Rows, Stream, Total, Vector
 
 PAPER = "Kairouz et al. 2021 (DP-FTRL)"
@@ -117,11 +113,6 @@ class Tree(GaussianNoise):
         std = self.std * math.sqrt(1 + self._level(state.t + 1))
         noise, state = self._advance(sums.numel(), state, rng)
         return Release(noise.add_(sums), std, self.step), state
-
-    def release_many(self, sums: BoundedSums, streams: Callable[[int], Stream]) -> Releases | None:
-        """Several clients' releases if the server adds the noise."""
-        del streams
-        return self.rounded_many(sums, self.step)
 
     def finish(self, total: Total, state: Nodes, rng: Stream) -> tuple[Release, Nodes]:
         """Add the server's tree under CENTRAL; otherwise the clients' trees are in the total."""

@@ -21,7 +21,7 @@ that does not fit is refused, and the round continues without it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ import torch
 
 from dpfed.core.checks import refuse
 from dpfed.core.errors import BadReply
-from dpfed.core.grid import add_lines, add_weighted
+from dpfed.core.grid import add_weighted
 from dpfed.core.sum_protocol import Aborted, Opened, Requests
 from dpfed.core.types import Total
 
@@ -60,34 +60,11 @@ class Adding:
         """A client's integers, checked against the schema: a view of the message."""
         if client not in self.cohort:
             raise _unexpected(client)
-        integers: Integers = self._stacked([message])[0]
-        return integers
-
-    def add_many(self, sent: Sequence[tuple[int, bytes]]) -> bool:
-        """Add these messages, if all of them fit."""
-        by_length: dict[int, list[tuple[int, bytes]]] = {}
-        for client, message in sent:
-            if client not in self.cohort:
-                return False
-            by_length.setdefault(len(message), []).append((client, message))
-        try:
-            stacks = [self._stacked([m for _, m in part]) for part in by_length.values()]
-        except BadReply:
-            return False
-        for part, stack in zip(by_length.values(), stacks, strict=True):
-            add_lines(self.total, stack, [self.cohort[client] for client, _ in part])
-        return True
-
-    def _stacked(self, messages: Sequence[bytes]) -> Integers:
-        """Messages of one length as the lines of a matrix, each checked; of one, a view."""
-        joined = b"".join(messages) if len(messages) > 1 else messages[0]
-        flat = _decode(joined, self.total.size * len(messages))
-        _check_range(flat, self.limit)
-        stack = flat.reshape(len(messages), self.total.size)
+        integers = _decode(message, self.total.size)
+        _check_range(integers, self.limit)
         if self.longest is not None:
-            for line in stack:
-                _check_norm(line, self.longest)
-        return stack
+            _check_norm(integers, self.longest)
+        return integers
 
 
 @dataclass(eq=False)
@@ -152,11 +129,7 @@ class Plain:
             raise BadReply(
                 f"a plain sum has one stage, 'reply' with a release, got {stage!r}; {_SAME_PLAN}"
             )
-        return {name: self.packed(reply[name].vector.numpy()) for name in requests}, secret
-
-    def packed(self, integers: Integers) -> bytes:
-        """A release as its message."""
-        return integers.tobytes()
+        return {name: reply[name].vector.numpy().tobytes() for name in requests}, secret
 
     def directory(self) -> None:
         """There is nothing to keep."""
@@ -198,25 +171,6 @@ class Plain:
             adding = session.channels[name]
             add_weighted(adding.total, integers, adding.cohort[client])
         session.clients.add(client)
-        return session
-
-    def add_many(self, session: Adder, answers: Sequence[tuple[int, Messages]]) -> Adder | None:
-        """Add messages of one channel in one pass; None if one of them may have to be refused.
-
-        Args:
-            session: the sums under way.
-            answers: clients, and what they sent.
-        """
-        names = session.channels.keys()
-        clients = {client for client, _ in answers}
-        if len(names) != 1 or len(clients) != len(answers) or clients & session.clients:
-            return None
-        if any(messages.keys() != names for _, messages in answers):
-            return None
-        (name, adding), *_ = session.channels.items()
-        if not adding.add_many([(client, messages[name]) for client, messages in answers]):
-            return None
-        session.clients |= clients
         return session
 
     def close(self, session: Adder) -> Requests | Opened | Aborted:

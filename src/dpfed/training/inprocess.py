@@ -6,10 +6,9 @@ It exchanges the same bytes as any other engine, so that a run gives the same bi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from dpfed.core.errors import ClientRefused, DpfedError, RoundAborted, UnsoundPlan, wire_name
@@ -19,11 +18,10 @@ from dpfed.core.types import Broadcast, Problem, State, Vector
 from dpfed.core.vector import one_thread
 from dpfed.sums.secagg.identity import simulated
 from dpfed.training.account import Account
-from dpfed.training.batched import client_replies
 from dpfed.training.checkpoint import Checkpoint, CommittedRound
 from dpfed.training.loop import Step, train
 from dpfed.training.plan import Plan
-from dpfed.training.reply import ClientState
+from dpfed.training.reply import ClientState, client_reply
 from dpfed.training.round import RoundResult, ServerState, run_round, start
 from dpfed.training.stopping import least_clients, nobody_takes_part, too_few_take_part
 
@@ -59,83 +57,12 @@ class Count:
         """Nothing to do: an attempt counts as made when it is entered."""
 
 
-class _Counts:
-    """The counts of very many clients: how often, and the last attempt; rounds only go forward."""
-
-    def __init__(self, clients: int) -> None:
-        self.made = np.full((clients, 3), 0, np.int32)  # written to, so that it does not grow later
-
-    def begin(self, plan: Plan, broadcast: Broadcast, client: ClientState) -> tuple[int, ...]:
-        """Enter an attempt; there are no rows to confirm."""
-        often, *last = self.made[client.client].tolist()
-        at = broadcast.round, broadcast.attempt
-        if often >= plan.attempts or (often and at <= tuple(last)):
-            raise UnsoundPlan(
-                f"attempts must be later than the last, and at most {plan.attempts}, as the plan "
-                f"accounts for, got {at} after {often}; make a new engine for a new training"
-            )
-        if plan.participation is not None:
-            plan.participation.refuse_beyond(broadcast.round, last[:1] * often)
-        self.made[client.client] = often + 1, *at
-        return ()
-
-    def confirm(self, rows: Iterable[int]) -> None:
-        """Nothing to do: an attempt counts as made when it is entered."""
-
-
-class _ClientsOnDemand(MutableMapping[int, ClientState]):
-    """Clients whose problems are made when they are asked, and dropped after: none is kept.
-
-    A client that keeps nothing of its own (no state, no noise, no secret) takes 12 bytes.
-    """
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        self._problems, self._counts = problems, _Counts(len(problems))
-        self._own: dict[int, ClientState] = {}
-        self._plain: ClientState | None = None  # what all that keep nothing have after a round
-
-    def __getitem__(self, client: int) -> ClientState:
-        if not 0 <= client < len(self):
-            raise KeyError(client)
-        kept = self._own.get(client)
-        if kept is None and self._counts.made[client, 0]:
-            kept = self._plain
-        kept = kept or ClientState(client, ledger=self._counts)
-        return replace(kept, client=client, problem=self._problems[client])
-
-    def __setitem__(self, client: int, state: ClientState) -> None:
-        keeps = (state.state, state.secret, *state.mechanisms.values())
-        if state.zeroed or not all(_is_empty(each) for each in keeps):
-            self._own[client] = replace(state, problem=None)
-            return
-        self._own.pop(client, None)
-        if state.mechanisms:
-            self._plain = self._plain or replace(state, problem=None)
-
-    def __delitem__(self, client: int) -> None:
-        raise KeyError(client)
-
-    def __contains__(self, client: object) -> bool:
-        return client in range(len(self))
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(len(self)))
-
-    def __len__(self) -> int:
-        return len(self._problems)
-
-
-def _is_empty(kept: State) -> bool:
-    return kept is None or (isinstance(kept, tuple | bytes) and not kept)
-
-
 class InProcess:
     """A transport to clients of this process: it keeps what they keep.
 
     Args:
         plan: what is done, and what it costs.
-        problems: the clients' data, by client index; of a sequence that is no list or tuple, each
-            is taken when its client is asked, and not kept.
+        problems: the clients' data, by client index.
         ledger: where releases are entered; all clients of a round in one commit.
     """
 
@@ -147,12 +74,10 @@ class InProcess:
         signers = simulated(count) if plan.sum.hides_terms else [None] * count
         self.plan, self.ledger = plan, ledger
         self.roster: Verifier | None = signers[0] if signers else None
-        self.clients: MutableMapping[int, ClientState] = {}
-        if isinstance(problems, list | tuple) or plan.sum.hides_terms:
-            for i, problem in enumerate(problems):
-                self.clients[i] = ClientState(i, problem, signer=signers[i], ledger=Count())
-        else:
-            self.clients = _ClientsOnDemand(problems)
+        self.clients = {
+            i: ClientState(i, problem, signer=signers[i], ledger=Count())
+            for i, problem in enumerate(problems)
+        }
         self.refusals: list[DpfedError] = []
         """The errors by which the ledger refused clients; they stay in this process."""
         self._out: dict[int, DpfedError] | None = None  # those who cannot pay for all of it
@@ -176,10 +101,12 @@ class InProcess:
         """Ask the clients of this process one after the other; any others stay silent."""
 
         def replies(clients: Iterable[int]) -> Iterator[tuple[int, StageReply]]:
-            orders = [(self.clients[client], _asked(requests, client)) for client in clients]
-            for found, client in client_replies(self.plan, broadcast, stage, orders):
-                self.clients[client.client] = client
-                yield client.client, found
+            for client in clients:
+                asked = {name: to[client] for name, to in requests.items() if client in to}
+                found, self.clients[client] = client_reply(
+                    self.plan, broadcast, stage, asked, self.clients[client]
+                )
+                yield client, found
 
         asked = set().union(*requests.values()) - set(self._out or ())
         clients = sorted(client for client in asked if client in self.clients)
@@ -238,10 +165,6 @@ class InProcess:
             self.clients[client] = replace(
                 kept, state=state, mechanisms=mechanisms, secret=bytes(secret.tolist())
             )
-
-
-def _asked(requests: Mapping[str, Mapping[int, bytes]], client: int) -> dict[str, bytes]:
-    return {name: to[client] for name, to in requests.items() if client in to}
 
 
 def rounds(

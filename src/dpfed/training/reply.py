@@ -286,10 +286,10 @@ def _work(
     if METRICS in plan.due(broadcast.round):
         rows = _metric_rows(plan, problem, broadcast.params, release)
         reply = {**reply, METRICS: release(rows, METRICS)}
-    if isinstance(release, PricedReleaser):
-        _check_reply(plan, reply, release)
-        client = replace(client, mechanisms=release.states)
-    return reply, replace(client, state=state)
+    if not isinstance(release, PricedReleaser):
+        return reply, replace(client, state=state)
+    _check_reply(plan, reply, release)
+    return reply, replace(client, state=state, mechanisms=release.states)
 
 
 def _metric_rows(plan: Plan, problem: Problem, params: Vector, release: Releaser) -> Rows:

@@ -23,19 +23,13 @@ nothing that leaves the server depends on who was drawn, except for the noisy to
 |                                      | log says so                   | name it                |
 | none of them replies                 | as if none had been drawn     | the round is aborted   |
 | how many an optimizer is told        | the expected number           | those in the total     |
-
-| replies into the sum                           | what happens                                |
-|------------------------------------------------|---------------------------------------------|
-| one of several cannot be added                 | each is added alone, in the order they came |
-| a sum of someone's own inherits the passes     | its own ``add``, one by one                 |
-| the transport breaks off                       | its error is raised: there is no round      |
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -45,14 +39,11 @@ from dpfed.accounting.event_tree import RoundCounts
 from dpfed.core.errors import WIRE_NAMES, BadReply, BudgetSpent, ClientRefused
 from dpfed.core.grid import to_values
 from dpfed.core.log import log
-from dpfed.core.stacked import defines
 from dpfed.core.sum_protocol import (
     Aborted,
     Directory,
-    Messages,
     Opened,
     Requests,
-    SendsReleases,
     Session,
     StageReply,
     Sum,
@@ -231,10 +222,6 @@ def _gather(
     )
 
 
-BYTES_PER_PASS = 1 << 18
-"""Bytes of small replies that are added in one pass: they stay in cache."""
-
-
 def add_replies(
     adder: Sum,
     session: Session,
@@ -244,9 +231,7 @@ def add_replies(
 ) -> Session:
     """The session after all replies of a stage: each is added to the sum, or noted as refused.
 
-    Small replies are added several at a time where the sum can (``SendsReleases``): a round of many
-    small clients costs calls, not arithmetic. A large one is added at once, so that no second one
-    has to be held.
+    An error of the transport is raised: there is no round.
 
     Args:
         adder: the sum.
@@ -255,49 +240,17 @@ def add_replies(
         refused: why clients are left out, which is added to.
         level: of the log, for these.
     """
-    many = isinstance(adder, SendsReleases) and defines(type(adder), "add", "add_many")
-    waiting: list[tuple[int, Messages]] = []
-    held = 0
     for client, reply in replies:
-        if isinstance(reply, ClientRefused):
-            _note_refusal(client, reply, refused, level)
-        else:
-            held += sum(map(len, reply.values()))
-            waiting.append((client, reply))
-        del reply  # or two messages are alive while the next one is made
-        if not many or held >= BYTES_PER_PASS:
-            session = _add_waiting(adder, session, waiting, refused, level)
-            waiting, held = [], 0
-    return _add_waiting(adder, session, waiting, refused, level)
-
-
-def _add_waiting(
-    adder: Sum,
-    session: Session,
-    waiting: Sequence[tuple[int, Messages]],
-    refused: MutableMapping[int, str],
-    level: int,
-) -> Session:
-    """Add the replies in one pass; if that is not possible, one by one, in the order they came."""
-    # several wait only where the sum adds many
-    if len(waiting) > 1 and isinstance(adder, SendsReleases):
-        after = adder.add_many(session, waiting)
-        if after is not None:
-            return after
-    for client, reply in waiting:
         try:
+            if isinstance(reply, ClientRefused):
+                raise reply
             session = adder.add(session, client, reply)
         except (BadReply, ClientRefused) as error:
-            _note_refusal(client, error, refused, level)
+            refused[client] = str(error)
+            hint = "; its own log says why" if str(error) in WIRE_NAMES else ""
+            log.log(level, "client %d is left out of this round: %s%s", client, error, hint)
+        del reply  # or two messages are alive while the next one is made
     return session
-
-
-def _note_refusal(
-    client: int, error: BadReply | ClientRefused, refused: MutableMapping[int, str], level: int
-) -> None:
-    hint = "; its own log says why" if str(error) in WIRE_NAMES else ""
-    log.log(level, "client %d is left out of this round: %s%s", client, error, hint)
-    refused[client] = str(error)
 
 
 def _zeros(sizes: Mapping[str, int]) -> dict[str, Total]:
