@@ -92,6 +92,14 @@ def test_nothing_can_wrap_the_total() -> None:
     assert most * 1000 < 2**63
 
 
+def test_a_row_in_clear_may_not_be_longer_than_the_clip() -> None:
+    context = SumContext(0, 5, 0, 0, 0, "run", longest={UPDATE: 100.0})
+    session, _ = plain().begin(None, {UPDATE: {0: 1.0, 1: 1.0}}, {UPDATE: 3}, context)
+    with pytest.raises(BadReply, match="at most as long as the clip"):
+        add(session, 0, message([90, 90, 0]))
+    assert opened(add(session, 1, message([60, 60, 0]))).vector.tolist() == [60, 60, 0]
+
+
 def test_an_empty_round_is_aborted_and_a_wrong_stage_refused() -> None:
     assert plain().close(begun({0: 1.0}, 3)) == Aborted("no client answered")
     with pytest.raises(BadReply, match="stage, 'reply' with a release, got 'keys'"):
