@@ -295,29 +295,6 @@ PAIRED = (
     "p",
     "sofim is",
 )
-READINGS = ("DP-FedSOFIM, printed", "DP-FedSOFIM, momentum")
-
-
-def as_printed(text: str) -> Iterator[Line]:
-    """Tables 10, 3 and 8 for both readings: the full method's figures stand beside each of them."""
-    rows = {"DP-FedGD": ("Grad-only",), "EMA-only": ("EMA-only",), "DP-FedSOFIM": READINGS}
-    for epsilon, method, at, mean, std in ablation(10)(text):
-        for label in rows[method]:
-            yield "rate 4", epsilon, label, at, mean, std
-    for setting, number, rounds in (("rate 4", 3, ("10",)), ("rate 4, iid", 8, ("10", "70"))):
-        for epsilon, method, at, mean, std in by_round(number)(text):
-            if method == "DP-FedSOFIM" and at in rounds:
-                for label in READINGS:
-                    yield setting, epsilon, label, at, mean, std
-
-
-def rho_for_both(text: str) -> Iterator[Line]:
-    """Table 12's CIFAR-10 columns, once for each reading."""
-    for reading in ("momentum", "printed"):
-        for epsilon, method, at, mean, std in rho(0)(text):
-            yield epsilon, f"{reading}, {method}", at, mean, std
-
-
 SEEN = ("DP-FedGD", "DP-FedFC", "DP-FedNew", "DP-FedNew-FC")
 SWIN = [(model, alpha) for model in ("Swin-Tiny", "Swin-Base") for alpha in ("0.6", "0.1")]
 SIGMA = [(alpha, sigma) for alpha in ("0.6", "0.1") for sigma in ("0.5", "1", "1.5", "2")]
@@ -332,8 +309,6 @@ STUDIED: dict[str, tuple[str, Line, Read]] = {
     "sofim-cifar10-vgg16": (NAIR, ROUNDS, by_round(5)),
     "sofim-pathmnist-resnet20": (NAIR, ROUNDS, by_round(4)),
     "sofim-pathmnist-vgg16": (NAIR, ROUNDS, by_round(6)),
-    "sofim-as-printed": (NAIR, ("setting", *ROUNDS), as_printed),
-    "sofim-as-printed-rho": (NAIR, ROUNDS, rho_for_both),
     "fednew-adult-sum": (
         KROUKA,
         ("epsilon", "method", "round", "accuracy"),
