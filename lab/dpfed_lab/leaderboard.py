@@ -68,9 +68,8 @@ NAMES = {
 }
 """Name of a data set's file -> its name on boards; others are called by the file's name."""
 
-MADE_ON = {
-    "dp-fedauto": {"Adult", "Chest X-rays", "CIFAR-10", "Fashion-MNIST", "Malaria cells"},
-}
+_DEVELOPMENT = {"Adult", "Chest X-rays", "CIFAR-10", "Fashion-MNIST", "Malaria cells"}
+MADE_ON = dict.fromkeys(("dp-fedauto", "dp-fedsofim", "dp-fedsofim-printed"), _DEVELOPMENT)
 """Method -> the data sets that its constants were chosen on: untuned means less there."""
 
 PLACE = (

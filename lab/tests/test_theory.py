@@ -21,7 +21,7 @@ from dpfed.core.types import Aggregate
 from dpfed.recipes.federation import federation
 from dpfed.recipes.schema import load_recipe
 from dpfed.recipes.session import prepare
-from dpfed.server.sofim import sofim
+from dpfed.server.sofim_printed import sofim_printed
 from dpfed_lab.theory import bounds, figure, page, quadratics, runs, second_order
 from dpfed_lab.theory.curvature import largest_eigenvalue
 from dpfed_lab.theory.finding import AT_LEAST, AT_MOST, EQUAL, SEEN, Finding, read_findings
@@ -64,7 +64,7 @@ def test_h_is_the_inverse_and_what_the_library_applies() -> None:
     rho, beta = 0.3, 0.8
     made = torch.Generator().manual_seed(0)
     G, M = (torch.randn(7, generator=made, dtype=torch.float64) for _ in range(2))
-    optimizer = sofim(rho, beta)
+    optimizer = sofim_printed(rho, beta)
     state = optimizer.init(M)._replace(M=M)
     step, after = optimizer.update(G, state, Aggregate(0, M, G, 0.0, 1))
     dense = torch.linalg.solve(torch.outer(after.M, after.M) + rho * torch.eye(7, dtype=G.dtype), G)
@@ -242,7 +242,7 @@ def small_run() -> runs.Trace:
         {
             "data": {"source": "synthetic", "partition": {"name": "iid", "clients": 4}},
             "privacy": {"epsilon": 2.0, "clip": 1.0, "weights": "average", "noise": "keyed"},
-            "method": "dp-fedsofim",
+            "method": "dp-fedsofim-printed",
             "rounds": 6,
         },
         ["server.0.rho=0.05", "server.0.beta=0.8", "server.1.rate=0.02"],

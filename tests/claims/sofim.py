@@ -141,7 +141,7 @@ def own_searches() -> tuple[float, float, float]:
 
 
 def within() -> tuple[float, float]:
-    """How far nine of ten methods are apart in sofim-wide: the sum, then the average."""
+    """How far the methods but DP-FTRL are apart in sofim-wide: the sum, then the average."""
     by_sum, by_average = (
         max(spread("sofim-wide", **cell) for cell in cells_of("sofim-wide", weights=(kind,)))
         for kind in ("sum", "average")

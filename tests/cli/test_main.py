@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -114,7 +115,11 @@ def test_run_takes_a_method_by_name(tmp_path: Path) -> None:
     done = dpfed("run", "--method", "dp-fedsofim", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "(2, 1e-05)-DP for each record" in done.stdout
-    written = tomllib.loads((tmp_path / "runs/dp-fedsofim/recipe.toml").read_text())
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("steps: "))
+    assert re.fullmatch(r"steps: eta 1\.099, rho [\d.]+, beta 0\.4226, eta / rho [\d.]+", line)
+    text = (tmp_path / "runs/dp-fedsofim/recipe.toml").read_text()
+    assert text.splitlines()[0] == f"# {line}"
+    written = tomllib.loads(text)
     assert (written["method"], written["name"]) == ("dp-fedsofim", "dp-fedsofim")
     assert written["server"][0]["name"] == "sofim"
     assert written["privacy"]["clip"] == 3.0
@@ -174,7 +179,7 @@ def test_methods_lists_every_plug_in() -> None:
 
 def test_methods_tells_what_an_option_means() -> None:
     told = dpfed("methods", "--plug-ins", "sofim").stdout
-    assert "rho = null " in told
+    assert 'rho = "auto" ' in told
     assert "added to the proxy's diagonal, above 0" in told
     assert "made of               gradient + adam" in dpfed("methods", "dp-fedadam").stdout
     assert "default               untuned: rate, rho" in dpfed("methods", "dp-fedsofim").stdout

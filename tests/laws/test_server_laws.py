@@ -15,12 +15,13 @@ from dpfed.core.chain import identity, stateless
 from dpfed.core.testing import SERVER_LAWS, Law
 from dpfed.core.types import Aggregate, ServerOptimizer
 from dpfed.server.sofim import sofim
+from dpfed.server.sofim_printed import sofim_printed
 
 OPTIMIZERS = list(registry.names("server"))
 
 
 def test_discovery_finds_the_optimizers() -> None:
-    assert {"sofim", "ema", "scale"} <= set(OPTIMIZERS)
+    assert {"sofim", "sofim_printed", "ema", "scale"} <= set(OPTIMIZERS)
 
 
 @pytest.mark.parametrize("law", SERVER_LAWS, ids=lambda law: law.__name__)
@@ -30,21 +31,20 @@ def test_the_law_holds(name: str, law: Law) -> None:
 
 
 SOFIMS: dict[str, dict[str, Any]] = {
-    "untuned": {"rho": "auto"},
-    "printed, untuned": {"rho": "auto", "direction": "gradient"},
-    "printed": {"rho": 0.5, "corrected": True, "warmup": 1},
-    "momentum": {"rho": 0.5, "direction": "momentum"},
-    "momentum, corrected": {"rho": 0.5, "direction": "momentum", "corrected": True},
+    "rho": {"rho": 0.5},
+    "rho, corrected": {"rho": 0.5, "corrected": True},
+    "warm-up": {"rho": 0.5, "corrected": True, "warmup": 1},
 }
-"""What sofim's defaults do not reach: the laws build a plug-in without options."""
+"""What the defaults do not reach: the laws build a plug-in without options."""
 
 
 @pytest.mark.parametrize("law", SERVER_LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("options", SOFIMS.values(), ids=SOFIMS)
-def test_the_law_holds_for_both_readings_of_sofim(
-    options: dict[str, Any], law: Law, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("form", [sofim, sofim_printed])
+def test_the_law_holds_for_both_forms_of_sofim(
+    form: Any, options: dict[str, Any], law: Law, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _find_also("variant", lambda: sofim(**options), monkeypatch)
+    _find_also("variant", lambda: form(**options), monkeypatch)
     law("variant")
 
 

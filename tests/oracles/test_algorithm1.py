@@ -18,6 +18,7 @@ from dpfed.data.datasets import Records
 from dpfed.data.models import Linear
 from dpfed.mechanisms.gaussian import gaussian
 from dpfed.server.sofim import sofim
+from dpfed.server.sofim_printed import sofim_printed
 from dpfed.sums.plain import plain
 from dpfed.training.inprocess import rounds
 from dpfed.training.plan import Plan
@@ -34,7 +35,7 @@ def sofim_steps(gradients, eta, beta, rho, warmup):  # type: ignore[no-untyped-d
         M = beta * M + (1 - beta) * G
         M_hat = M / (1 - beta ** (t + 1))
         if t < warmup:
-            step = M_hat / rho
+            step = M_hat
         else:
             step = G / rho - M_hat * (M_hat @ G) / (rho**2 + rho * (M_hat @ M_hat))
         theta = theta - eta * step
@@ -46,7 +47,8 @@ def test_seventy_rounds_of_sofim_with_warmup_are_the_papers() -> None:
     gradients = np.random.default_rng(0).normal(size=(ROUNDS, 50))
     expected = sofim_steps(gradients, RATE, BETA, RHO, WARMUP)
     optimizer = chain(
-        sofim(RHO, BETA, corrected=True, warmup=WARMUP), build("server", "scale", {"rate": RATE})
+        sofim_printed(RHO, BETA, corrected=True, warmup=WARMUP),
+        build("server", "scale", {"rate": RATE}),
     )
     params = torch.zeros(50, dtype=torch.float64)
     state = optimizer.init(params)
@@ -88,7 +90,7 @@ def printed(eta, beta, rho):  # type: ignore[no-untyped-def]
 
 
 def untuned(T, K, C, std):  # type: ignore[no-untyped-def]
-    """The momentum reading by the rule of docs/dp-fedsofim.md, as a dense solve."""
+    """DP-FedSOFIM by the rule of docs/dp-fedsofim.md, as a dense solve."""
     keep = 1 - T**-0.5
     slow = 1 / (C * std * T**0.5)
     fast = K / C**2 * (1 + keep) / (1 - keep)
@@ -102,16 +104,16 @@ def untuned(T, K, C, std):  # type: ignore[no-untyped-def]
     return step
 
 
-READINGS = {
-    "printed": lambda *_: (printed(RATE, BETA, RHO), (sofim(RHO, BETA), RATE)),
+STEPS = {
+    "printed": lambda *_: (printed(RATE, BETA, RHO), (sofim_printed(RHO, BETA), RATE)),
     "untuned": lambda C, std: (untuned(20, 3, C, std), (sofim("auto", classes=3), 1.0)),
 }
 
 
-@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("form", STEPS)
 @pytest.mark.parametrize("noise_level", [2.0, 0.02])
 @pytest.mark.parametrize("weights", [Weights.AVERAGE, Weights.SUM])
-def test_the_path_is_algorithm_1(weights: Weights, noise_level: float, reading: str) -> None:
+def test_the_path_is_algorithm_1(weights: Weights, noise_level: float, form: str) -> None:
     """20 rounds, 4 clients; of unequal size for the paper's average, equal for the sum.
 
     The first noise level is where the untuned rule is held back by noise, the second by stability.
@@ -121,7 +123,7 @@ def test_the_path_is_algorithm_1(weights: Weights, noise_level: float, reading: 
     data = [(rng.normal(size=(m, 5)), rng.integers(0, 3, m)) for m in sizes]
     C, s, seed = 0.8, noise_level, 11
     std = s * np.sqrt(sum(m**-2.0 for m in sizes)) / 4
-    steps, (optimizer, rate) = READINGS[reading](C, std)
+    steps, (optimizer, rate) = STEPS[form](C, std)
     model = Linear("softmax", 5, 3)
     problems = [
         model.problem(Records(torch.from_numpy(X).float(), torch.from_numpy(y))) for X, y in data

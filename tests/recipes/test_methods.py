@@ -378,6 +378,7 @@ def test_a_client_in_flight_holds_few_vectors(method: str) -> None:
 LIMITS: dict[str, tuple[dict[str, Any], int, bool]] = {
     "dp-fedgd": ({"server.0.rate": 2.0}, 300, False),
     "dp-fedsofim": ({"server.0.rho": 1.0, "server.1.rate": 2.0}, 300, False),
+    "dp-fedsofim-printed": ({"server.0.rho": 1.0, "server.1.rate": 2.0}, 300, False),
     "ema-only": ({"server.1.rate": 2.0}, 300, False),
     "dp-fedavg": ({"server.0.rate": 1.0, "client.rate": 0.5}, 150, True),
     "dp-fedadam": ({"server.0.rate": 0.05, "server.0.beta2": 0.9, "server.0.eps": 0.1}, 600, False),

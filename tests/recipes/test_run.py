@@ -136,13 +136,29 @@ def test_the_signal_to_noise_ratio_comes_from_the_known_noise() -> None:
 def test_the_papers_setting_trains_on_real_features(
     dataset: str, shared_data: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The recipes of lab/studies/first-table/results, ten rounds of them."""
+    """Ten rounds of the paper's setting on two sets of features."""
     monkeypatch.setenv("DPFED_DATA", str(shared_data))
     path = repository / "examples" / "recipes" / "first-table" / f"{dataset}.toml"
     server = [{"name": "sofim", "rho": 10.0}, {"name": "scale", "rate": 1.0}]
     result = dpfed.run(path, server=server, overrides=("rounds=10", "privacy.epsilon=10"))
     assert result.accuracy > 0.4
     assert [row["clients"] for row in result.history] == [20] * 10
+
+
+def test_a_run_keeps_what_its_server_stepped_by(tmp_path: Path) -> None:
+    """Of a rule, of the authors' settings with a rate after them, and of what has neither."""
+    untuned = run(method="dp-fedsofim", server=[{"name": "sofim"}], privacy={"epsilon": 1.0})
+    assert untuned.steps["eta / rho"] == untuned.steps["eta"] / untuned.steps["rho"]
+    assert untuned.steps["beta"] == pytest.approx(1 - 1 / 6**0.5)
+    assert "steps" in untuned._repr_html_()
+    tables = [{"name": "sofim", "preset": "paper"}, {"name": "scale", "rate": 2.0}]
+    theirs = run(method="dp-fedsofim", server=tables, privacy={"epsilon": 5.0})
+    assert theirs.steps == {"eta": 1.6, "rho": 0.5, "beta": 0.9, "eta / rho": 3.2}
+    theirs.save(tmp_path)
+    assert json.loads((tmp_path / "guarantee.json").read_text())["steps"] == theirs.steps
+    again = dpfed.run(tmp_path / "recipe.toml")
+    assert again.steps == theirs.steps
+    assert run(method="dp-fedadam", server=[{"name": "adam"}]).steps == {}
 
 
 def test_a_run_without_test_records_says_so_before_it_spends(tmp_path: Path) -> None:

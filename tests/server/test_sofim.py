@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sofim against the dense solve that it avoids, its options one by one, and the untuned rule."""
+"""Both forms of DP-FedSOFIM against the dense solve that they avoid; options; the untuned rule."""
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,12 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfed.core import registry
+from dpfed.core.chain import chain
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Aggregate
 from dpfed.core.vector import Layout
 from dpfed.recipes.schema import load_recipe
-from dpfed.server.sofim import paper_settings, sofim
+from dpfed.server.sofim import sofim
+from dpfed.server.sofim_printed import sofim_printed
 from tests.refusals import named
+
+FORMS = {"sofim": sofim, "sofim_printed": sofim_printed}
 
 
 def seen(round: int, G: torch.Tensor) -> Aggregate:
@@ -30,14 +36,14 @@ def seen(round: int, G: torch.Tensor) -> Aggregate:
     st.floats(1e-2, 1e2),
     st.floats(0, 0.99),
     st.booleans(),
-    st.sampled_from(["gradient", "momentum"]),
+    st.sampled_from(sorted(FORMS)),
 )
-def test_sofim_is_the_dense_solve(
-    d: int, seed: int, rho: float, beta: float, corrected: bool, direction: Any
+def test_a_step_is_the_dense_solve(
+    d: int, seed: int, rho: float, beta: float, corrected: bool, form: str
 ) -> None:
-    """(M M^T + rho I) x = G, or = M, by torch.linalg.solve, to 1e-6."""
+    """(M M^T + rho I) x = M, or = G as printed, by torch.linalg.solve, to 1e-6."""
     generator = torch.Generator().manual_seed(seed)
-    optimizer = sofim(rho, beta, corrected, direction=direction)
+    optimizer = FORMS[form](rho, beta, corrected)
     state = optimizer.init(torch.zeros(d, dtype=torch.float64))
     M = torch.zeros(d, dtype=torch.float64)
     for t in range(4):
@@ -46,7 +52,7 @@ def test_sofim_is_the_dense_solve(
         M = beta * M + (1 - beta) * G
         proxy = M / (1 - beta ** (t + 1)) if corrected else M
         dense = torch.outer(proxy, proxy) + rho * torch.eye(d, dtype=torch.float64)
-        expected = torch.linalg.solve(dense, G if direction == "gradient" else proxy)
+        expected = torch.linalg.solve(dense, proxy if form == "sofim" else G)
         assert torch.allclose(got, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
 
 
@@ -59,26 +65,72 @@ def run(optimizer: object, G: torch.Tensor, rounds: int) -> list[torch.Tensor]:
     return out
 
 
-def test_warmup_takes_steps_of_the_corrected_average_over_rho() -> None:
+OPTIONS: Mapping[str, tuple[Any, ...]] = {
+    "rho": ("auto", 1e-3, 1.0, 50.0),
+    "beta": (None, 0.0, 0.5, 0.95),
+    "corrected": (None, True, False),
+    "warmup": (None, 0, 2),
+    "rate": (None, 0.1, 3.0),
+    "classes": (None, 3),
+    "preset": (None, "paper"),
+    "layout": (Layout({"weight": (4, 2)}),),
+    "epsilon": (0.5, 1.0, 5.0),
+}
+
+
+@pytest.mark.parametrize("preset", OPTIONS["preset"])
+@pytest.mark.parametrize("rho", OPTIONS["rho"])
+@given(st.fixed_dictionaries({name: st.sampled_from(each) for name, each in OPTIONS.items()}))
+def test_no_option_of_dp_fedsofim_changes_its_direction(
+    rho: Any, preset: Any, options: dict[str, Any]
+) -> None:
+    """Whatever is set, each step is a positive multiple of the momentum: H M is, and H G is not.
+
+    An option that this does not know fails here first.
+    """
+    assert set(inspect.signature(sofim).parameters) == set(OPTIONS)
+    options |= {"rho": rho, "preset": preset}
+    if options["rho"] == "auto":
+        options["warmup"] = None if preset is None else 0
+    optimizer, printed = sofim(**options), sofim_printed(**options)
+    made = torch.Generator().manual_seed(1)
+    zeros = torch.zeros(8, dtype=torch.float64)
+    state, other = optimizer.init(zeros), printed.init(zeros)
+    for t in range(12):  # the authors' longest warm-up has 10
+        G = torch.randn(8, generator=made, dtype=torch.float64)
+        told = planned(t, G)
+        step, state = optimizer.update(G, state, told)
+        M = state.M
+        assert float(step @ M) == pytest.approx(float(step.norm() * M.norm()), rel=1e-9)
+        step, other = printed.update(G, other, told)
+    if options["beta"] != 0.0:  # with it M is G, and the two are the same
+        assert float(step @ M) < 0.999 * float(step.norm() * M.norm())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_warmup_steps_by_the_average_and_is_not_divided_by_rho(form: str) -> None:
     G = torch.randn(6, dtype=torch.float64)
-    steps = run(sofim(rho=4.0, beta=0.9, corrected=True, warmup=3), G, 5)
+    steps = run(FORMS[form](rho=4.0, beta=0.9, corrected=True, warmup=3, rate=0.5), G, 5)
     for step in steps[:3]:
-        assert torch.allclose(step, G / 4.0)  # M_hat of a constant is the constant
-    assert not torch.allclose(steps[3], G / 4.0)
+        assert torch.allclose(step, 0.5 * G)  # M_hat of a constant is the constant
+    assert not torch.allclose(steps[3], 0.5 * G)
+    plain = run(FORMS[form](rho=2.0, beta=0.5, warmup=2), G, 2)
+    assert torch.allclose(plain[0], 0.5 * G)
+    assert torch.allclose(plain[1], 0.75 * G)
 
 
-def test_warmup_without_correction_uses_the_plain_average() -> None:
-    G = torch.randn(6, dtype=torch.float64)
-    steps = run(sofim(rho=2.0, beta=0.5, warmup=2), G, 2)
-    assert torch.allclose(steps[0], 0.5 * G / 2.0)
-    assert torch.allclose(steps[1], 0.75 * G / 2.0)
+@pytest.mark.parametrize("form", FORMS)
+def test_warmup_of_the_untuned_rule_is_refused(form: str) -> None:
+    """Its eta is the whole loss: undivided, a step of it would be far too long."""
+    with pytest.raises(RecipeError, match=rf"{form}\.warmup must be 0 .* set rho and rate"):
+        FORMS[form](warmup=3)
 
 
 def test_a_step_is_never_longer_than_g_over_rho() -> None:
     """Nair et al. 2026, Lemma 4.14, eq. (13)."""
     for scale in (1e-6, 1.0, 1e6):
         G = torch.randn(50, dtype=torch.float64) * scale
-        for step in run(sofim(rho=0.3), G, 5):
+        for step in run(sofim_printed(rho=0.3), G, 5):
             assert float(step.norm()) <= float(G.norm()) / 0.3 * (1 + 1e-12)
 
 
@@ -97,9 +149,10 @@ def test_a_step_is_never_longer_than_g_over_rho() -> None:
         {"classes": 1},
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(RecipeError, match=named("sofim", options)):
-        sofim(**options)  # type: ignore[arg-type]
+@pytest.mark.parametrize("form", FORMS)
+def test_options_out_of_range_are_refused(form: str, options: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match=named(form, options)):
+        FORMS[form](**options)
 
 
 def test_noise_far_above_rho_turns_the_step_uphill() -> None:
@@ -112,7 +165,7 @@ def test_noise_far_above_rho_turns_the_step_uphill() -> None:
     gradient = torch.zeros(size, dtype=torch.float64)
     gradient[0] = 1.0
     made = torch.Generator().manual_seed(0)
-    optimizer = sofim(beta=beta, rho=rho)
+    optimizer = sofim_printed(beta=beta, rho=rho)
     state, kept = optimizer.init(gradient), []
     for t in range(400):
         drawn = torch.randn(size, generator=made, dtype=torch.float64)
@@ -124,23 +177,11 @@ def test_noise_far_above_rho_turns_the_step_uphill() -> None:
     assert sum(kept[50:]) / 350 == pytest.approx(expected, abs=0.05)
 
 
-# ----------------------------------------------------------------------------- the momentum reading
-
-
-def test_a_rho_alone_is_the_line_that_the_paper_prints() -> None:
-    """A recipe that gives a rho, or nothing, gets the printed reading."""
-    G = torch.randn(6, dtype=torch.float64)
-    assert all(map(torch.equal, run(sofim(), G, 4), run(sofim(1.0, 0.9), G, 4)))
-    old = run(sofim(0.5), G, 4)
-    assert all(map(torch.equal, old, run(sofim(0.5, 0.9, False, direction="gradient"), G, 4)))
-    assert not torch.allclose(old[3], run(sofim(0.5, direction="momentum"), G, 4)[3])
-
-
 def test_a_preconditioned_momentum_has_a_bounded_length() -> None:
     """|M| / (rho + |M|^2) is at most 1 / (2 sqrt rho), whatever the gradient."""
     for scale in (1e-6, 0.5, 1.0, 1e6):
         G = torch.randn(50, dtype=torch.float64) * scale
-        for step in run(sofim(rho=0.3, direction="momentum"), G, 5):
+        for step in run(sofim(rho=0.3), G, 5):
             assert float(step.norm()) <= 0.5 / 0.3**0.5 * (1 + 1e-12)
 
 
@@ -204,7 +245,7 @@ def test_the_rule_follows_the_noise_and_stops_at_the_stability_limit() -> None:
     assert small_step_rate(optimizer, std=2.0) == pytest.approx(1 / 160, rel=1e-6)
     for quiet in (0.0, 1e-9, math.nan):
         assert small_step_rate(optimizer, std=quiet) == pytest.approx(1.5, rel=1e-6)
-    printed = sofim("auto", classes=10, direction="gradient")
+    printed = sofim_printed("auto", classes=10)
     assert small_step_rate(printed, std=0.0) == pytest.approx(0.2, rel=1e-6)
 
 
@@ -241,27 +282,26 @@ def test_a_rate_and_a_beta_of_ones_own_are_used() -> None:
     assert float(step.norm()) == pytest.approx(5.0 / 2e6, rel=1e-6)
 
 
-# ----------------------------------------------------------------------------- the paper's settings
+# --------------------------------------------------------------------------- the authors' settings
+
+AUTHORS = {
+    0.5: {"rate": 0.2, "rho": 0.5, "beta": 0.95, "corrected": True, "warmup": 10},
+    1.0: {"rate": 3.0, "rho": 10.0, "beta": 0.8, "corrected": True, "warmup": 0},
+    5.0: {"rate": 0.8, "rho": 0.5, "beta": 0.9, "corrected": False, "warmup": 0},
+    10.0: {"rate": 0.8, "rho": 0.5, "beta": 0.9, "corrected": False, "warmup": 0},
+}
 
 
-def test_the_papers_settings_by_epsilon() -> None:
-    """H.2: rho; 5.3.1: beta; 5.1: correction and delayed start."""
-    assert paper_settings(0.5) == (10.0, 0.95, True, 20)
-    assert paper_settings(1.0) == (10.0, 0.9, True, 0)
-    assert paper_settings(2.0) == (10.0, 0.9, False, 0)
-    assert paper_settings(5.0) == (1.0, 0.9, False, 0)
-
-
-@pytest.mark.parametrize("direction", ["gradient", "momentum"])
-def test_the_preset_is_these_settings(direction: Any) -> None:
-    made = registry.build(
-        "server", "sofim", {"preset": "paper", "direction": direction}, epsilon=0.5
-    )
-    by_hand = sofim(10.0, 0.95, True, warmup=20, direction=direction)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("epsilon", AUTHORS)
+def test_the_preset_is_the_authors_runner(epsilon: float, form: str) -> None:
+    """Eta and the undivided warm-up too; an option that is set stays."""
+    made = registry.build("server", form, {"preset": "paper"}, epsilon=epsilon)
+    by_hand = FORMS[form](**AUTHORS[epsilon])  # type: ignore[arg-type]
     G = torch.randn(6, dtype=torch.float64)
     assert all(map(torch.equal, run(made, G, 25), run(by_hand, G, 25)))
-    own = registry.build("server", "sofim", {"preset": "paper", "rho": 2.0}, epsilon=0.5)
-    other = sofim(2.0, 0.95, True, warmup=20)
+    own = registry.build("server", form, {"preset": "paper", "rho": 2.0}, epsilon=epsilon)
+    other = FORMS[form](**{**AUTHORS[epsilon], "rho": 2.0})  # type: ignore[arg-type]
     assert all(map(torch.equal, run(own, G, 25), run(other, G, 25)))
 
 
@@ -271,12 +311,50 @@ def test_the_preset_goes_before_the_methods_own_rule() -> None:
     assert link.pop("name") == "sofim"
     made = registry.build("server", "sofim", link, epsilon=5.0)
     G = torch.randn(6, dtype=torch.float64)
-    assert all(map(torch.equal, run(made, G, 5), run(sofim(1.0, 0.9), G, 5)))
+    assert all(map(torch.equal, run(made, G, 5), run(sofim(0.5, 0.9, rate=0.8), G, 5)))
 
 
-def test_the_preset_needs_an_epsilon_and_a_recipe_cannot_give_facts() -> None:
-    with pytest.raises(RecipeError, match=r"sofim\.preset .* privacy\.epsilon"):
-        registry.build("server", "sofim", {"preset": "paper"}, epsilon=None)
+@pytest.mark.parametrize("epsilon", [None, 0.75, 2.0])
+def test_the_preset_has_the_four_epsilons_of_the_paper(epsilon: float | None) -> None:
+    with pytest.raises(RecipeError, match=r"sofim\.preset .* one of 0\.5, 1, 5, 10, .* rate, rho"):
+        registry.build("server", "sofim", {"preset": "paper"}, epsilon=epsilon)
+
+
+def test_a_recipe_cannot_give_facts() -> None:
     for fact in ("epsilon", "layout"):
         with pytest.raises(RecipeError, match=f"no option '{fact}'"):
             registry.build("server", "sofim", {fact: 1.0})
+
+
+# --------------------------------------------------------------------------- what a run is told
+
+
+def test_settings_are_the_numbers_of_the_step() -> None:
+    G = torch.full((4,), TINY, dtype=torch.float64)
+    told = planned(0, G)
+    for optimizer in (sofim("auto", classes=10), sofim(2.0, 0.5, corrected=True, rate=3.0)):
+        found = optimizer.settings(told)
+        assert list(found) == ["eta", "rho", "beta", "eta / rho"]
+        assert found["eta / rho"] == found["eta"] / found["rho"]
+        assert small_step_rate(optimizer) == pytest.approx(found["eta / rho"], rel=1e-6)
+        long = torch.full((4,), 1e6, dtype=torch.float64)
+        step, _ = optimizer.update(long, optimizer.init(long), planned(0, long))
+        assert float(step.norm()) == pytest.approx(found["eta"] / 2e6, rel=1e-6)
+
+
+def test_what_follows_in_a_chain_multiplies_eta() -> None:
+    G = torch.ones(4, dtype=torch.float64)
+    scaled = chain(sofim(2.0, rate=3.0), build_link("scale", rate=0.5))
+    assert scaled.settings(planned(0, G)) == {
+        "eta": 1.5,
+        "rho": 2.0,
+        "beta": 0.9,
+        "eta / rho": 0.75,
+    }
+    unknown = chain(sofim(2.0), build_link("schedule")).settings(planned(0, G))
+    assert math.isnan(unknown["eta"])
+    assert unknown["rho"] == 2.0
+
+
+def build_link(name: str, **options: float) -> Any:
+    return registry.build("server", name, options)

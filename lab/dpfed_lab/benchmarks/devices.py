@@ -70,7 +70,7 @@ def plan_for(kind: str, clients: int) -> Plan:
         client=gradient(),
         channels={UPDATE: mechanism},
         sum=plain(),
-        server=chain(sofim(), scale(0.1)),
+        server=chain(sofim(rho=1.0), scale(0.1)),
         nominal=[1.0] * clients,
         rounds=10_000,
         noise=Noise(0),

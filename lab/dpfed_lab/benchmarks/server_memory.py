@@ -33,7 +33,7 @@ MEASURES = (
     "dpfed.training.round",
     "dpfed.sums.plain",
     "dpfed.core.grid",
-    "dpfed.server.sofim",
+    "dpfed.server._rank_one",
 )
 
 SIZE = 10**6

@@ -18,7 +18,7 @@ from dpfed.core.types import Aggregate
 from dpfed.server.sofim import sofim
 from dpfed_lab.benchmarks._measure import Result, Task, compare, interleaved, threads
 
-MEASURES = ("dpfed.server.sofim",)
+MEASURES = ("dpfed.server._rank_one",)
 
 SIZE = 10**7
 TRAFFIC, COPY = 6, 2
@@ -46,7 +46,7 @@ def _tasks() -> dict[str, Task]:
     made = torch.Generator().manual_seed(0)
     source = torch.randn(SIZE, generator=made)
     target, direction = torch.empty_like(source), source.clone()
-    optimizer = sofim()
+    optimizer = sofim(rho=1.0)
     state = optimizer.init(source)
     seen = Aggregate(0, source, source, std=1.0, clients=1)
     assert optimizer.update_ is not None

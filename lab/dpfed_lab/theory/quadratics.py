@@ -20,9 +20,10 @@ import torch
 
 from dpfed.core import Aggregate, ServerOptimizer, Vector
 from dpfed.core.chain import chain
+from dpfed.server._rank_one import RankOneState
 from dpfed.server.ema import ema
 from dpfed.server.scale import scale
-from dpfed.server.sofim import SofimState, sofim
+from dpfed.server.sofim_printed import sofim_printed
 from dpfed_lab.theory import bounds
 from dpfed_lab.theory.finding import AT_MOST, BESIDE, EQUAL, SEEN, Finding
 
@@ -105,7 +106,7 @@ def floors(
 
         yield from _gd(case, curve, nu, make(scale(RATE)))
         for rho in RHOS:
-            made = make(chain(sofim(rho, BETA), scale(RATE * rho)))
+            made = make(chain(sofim_printed(rho, BETA), scale(RATE * rho)))
             yield from _sofim(f"{case}, rho {rho:g}", curve, nu, rho, made)
 
 
@@ -215,7 +216,7 @@ def closed_loop(
     beta, rho = BETA, 1e9  # so large that the preconditioner is off
     for each in rates:
         draw = torch.Generator().manual_seed(1)
-        optimizer = chain(sofim(rho, beta), scale(each * rho))
+        optimizer = chain(sofim_printed(rho, beta), scale(each * rho))
         theta = torch.zeros(size, dtype=torch.float64)
         state, squares = optimizer.init(theta), []
         for t in range(rounds):
@@ -223,7 +224,7 @@ def closed_loop(
             step, state = optimizer.update(G, state, Aggregate(t, theta, G, 1.0, 1))
             theta = theta - step
             if t >= rounds // 2:
-                kept: SofimState = state[0]
+                kept: RankOneState = state[0]
                 squares.append(float(kept.M.square().mean()))
         case, over = f"in a loop, eta lambda / rho {each:g}", f"mean of {size} coordinates"
         limit, ours = bounds.ema_factor(beta, rounds), bounds.looped_factor(beta, 1 - each)
@@ -247,7 +248,9 @@ def speed(
         first = descend(scale(0.0), curve, 1, 0.0).losses[0]
         best: dict[str, float] = {"DP-FedGD": min(_last(scale(r), curve, rounds) for r in rates)}
         for rho in (1.0, 0.1, 0.01):
-            made = (_last(chain(sofim(rho, BETA), scale(r * rho)), curve, rounds) for r in rates)
+            made = (
+                _last(chain(sofim_printed(rho, BETA), scale(r * rho)), curve, rounds) for r in rates
+            )
             best[f"DP-FedSOFIM, rho {rho:g}"] = min(made)
         for name, value in best.items():
             yield Finding(

@@ -151,7 +151,7 @@ def _source(
 
 
 def _report(result: Result, folder: Path) -> None:
-    from dpfed.recipes.display import percent
+    from dpfed.recipes.display import percent, steps_text
 
     for warning in result.warnings:
         typer.secho(f"warning: {warning}", err=True, fg=typer.colors.YELLOW)
@@ -159,5 +159,7 @@ def _report(result: Result, folder: Path) -> None:
         typer.echo(words)
     if not math.isnan(result.accuracy):
         typer.echo(f"accuracy {percent(result.accuracy)}, {result.evaluation}")
+    if result.steps:
+        typer.echo(f"steps: {steps_text(result.steps)}")
     typer.echo(result.guarantee.sentence)
     typer.echo(f"results in {folder}/")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dpfed.core.errors import UnsoundPlan
@@ -67,7 +67,19 @@ def chain(*links: ServerOptimizer) -> ServerOptimizer:
         share=share,
         update_=update_,
         gain=lambda state: math.prod(map(_gain, links, state)),
+        settings=lambda seen: _settings(links, seen),
     )
+
+
+def _settings(links: Sequence[ServerOptimizer], seen: Aggregate) -> Mapping[str, float]:
+    """What all links step by; what a link says of its own direction, those after it multiply."""
+    told: dict[str, float] = {}
+    for link in links:
+        gain = math.nan if callable(link.gain) else link.gain
+        told = {n: v * gain if n.startswith("eta") else v for n, v in told.items()}
+        told.update(link.settings(seen))
+        seen = replace(seen, std=seen.std * gain, clip=seen.clip * gain)
+    return told
 
 
 def _gain(link: ServerOptimizer, state: State) -> float:

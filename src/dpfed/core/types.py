@@ -327,6 +327,10 @@ def _share_nothing(_: State) -> Mapping[str, Vector]:
     return {}
 
 
+def _settle_nothing(_: Aggregate) -> Mapping[str, float]:
+    return {}
+
+
 class ServerOptimizer(NamedTuple):
     """Direction in, direction out; the round applies ``params - direction``. Chainable and pure.
 
@@ -347,6 +351,9 @@ class ServerOptimizer(NamedTuple):
     gain: float | Callable[[State], float] = math.nan
     """The factor by which it scales noise, or a function from its state to that factor; the next
     optimizer in a chain is told."""
+    settings: Callable[[Aggregate], Mapping[str, float]] = _settle_nothing
+    """What it steps by, by name, as a run prints it. Numbers whose name begins with "eta" are in
+    units of its own direction: a constant factor that follows in a chain multiplies them."""
 
 
 class Phase(NamedTuple):

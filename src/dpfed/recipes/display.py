@@ -77,6 +77,15 @@ def percent(value: float | None) -> str:
     return "--" if value is None else f"{100 * value:.1f} %"
 
 
+def steps_text(steps: Mapping[str, float]) -> str:
+    """Numbers that a server steps by, in one line.
+
+    >>> steps_text({"eta": 2.3026, "rho": 31.5, "eta / rho": 0.0731})
+    'eta 2.303, rho 31.5, eta / rho 0.0731'
+    """
+    return ", ".join(f"{name} {value:.4g}" for name, value in steps.items())
+
+
 class View:
     """Give it to ``dpfed.run(watch=...)``, inside of ``with``."""
 

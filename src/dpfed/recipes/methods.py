@@ -52,6 +52,12 @@ METHODS: dict[str, Method] = {
         (_plain("sofim", rho="auto"), _plain("scale")),
         default="untuned: rate, rho and momentum from rounds, clip, noise and classes",
     ),
+    "dp-fedsofim-printed": Method(
+        GRADIENT,
+        (_plain("sofim_printed", rho="auto"), _plain("scale")),
+        default="untuned; the authors' code does not use it, and at their settings it does not "
+        "train",
+    ),
     "dp-fedauto": Method(
         _plain("fedauto"),
         rounds=20,
@@ -83,7 +89,7 @@ METHODS: dict[str, Method] = {
     "dp-fedavg-ls": Method(_plain("fedavg"), (_plain("laplacian"),)),
     "dp-fedsam": Method(_plain("fedsam")),
     "adadps": Method(_plain("adadps")),
-    "sofim-local": Method(_plain("fedavg"), (_plain("sofim"),)),
+    "sofim-local": Method(_plain("fedavg"), (_plain("sofim_printed", rho=1.0),)),
 }
 
 

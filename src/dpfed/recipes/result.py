@@ -52,7 +52,7 @@ from dpfed.recipes.answers import (
     answers_text,
     draw_answers,
 )
-from dpfed.recipes.display import percent
+from dpfed.recipes.display import percent, steps_text
 from dpfed.recipes.schema import EvaluationKind, Recipe
 from dpfed.training.history import COLUMNS, Row, known, to_frame, wasted_attempts
 from dpfed.training.loop import Step
@@ -106,6 +106,8 @@ class Result:
     """Each client's public number of units."""
     rows: str = ""
     """How the rows of a network were clipped, in words; empty for models with only one way."""
+    steps: Mapping[str, float] = field(default_factory=dict)
+    """What the server stepped by, by name, where its optimizer says so: eta, rho, beta."""
     answered: Mapping[str, Any] = field(default_factory=dict)
     """Who is in the totals of which rounds (``dpfed.training.history.participants``)."""
     answers: tuple[Answer, ...] = ()
@@ -140,6 +142,7 @@ class Result:
             ("measured", self.evaluation),
             ("rounds", f"{done} of {self.recipe.rounds}"),
             ("data", self.source),
+            *([("steps", steps_text(self.steps))] if self.steps else []),
             *([("stopped", self.stopped)] if self.stopped else []),
             *(("warning", each) for each in self.warnings),
         ]
@@ -191,7 +194,8 @@ def _save(result: Result, folder: Path) -> Path:
     columns = dict.fromkeys([*COLUMNS, *(name for row in result.history for name in row)])
     write_csv(result.history, folder / "metrics.csv", list(columns))
     _write(folder / METRICS_FILE, "".join(map(json_line, result.history)))
-    _write(folder / "recipe.toml", recipes.dump_recipe(result.recipe))
+    steps = f"# steps: {steps_text(result.steps)}\n" if result.steps else ""
+    _write(folder / "recipe.toml", steps + recipes.dump_recipe(result.recipe))
     about = {"guarantee": result.guarantee.sentence}
     if needs := getattr(result.model, "needs", ""):
         about["needs"] = needs
@@ -208,6 +212,7 @@ def _save(result: Result, folder: Path) -> Path:
         "evaluation": result.evaluation,
         "data": result.source,
         **({"clients": result.divided} if result.divided else {}),
+        **({"steps": dict(result.steps)} if result.steps else {}),
         **_run_facts(result),
         **({"started": began} if (began := began_at(folder)) else {}),
         "warnings": list(result.warnings),

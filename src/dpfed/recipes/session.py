@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
 
 from dpfed.accounting.guarantee import Guarantee
 from dpfed.client.questions.answers import Answer, answers
 from dpfed.client.questions.model import Statistics
 from dpfed.core.log import log
 from dpfed.core.randomness import public_seed
-from dpfed.core.types import UPDATE, Vector
+from dpfed.core.types import UPDATE, Aggregate, Vector
 from dpfed.data.contract import Contract
 from dpfed.data.models import Evaluation, evaluate
 from dpfed.data.modules import NetworkProblem
@@ -85,6 +86,22 @@ class Session:
     def warn_of_noise(self) -> None:
         """Log, before anything is spent, that the noise leaves little hope; once for a plan."""
         warn_of_noise(self.plan, self.federation.model.layout)
+
+    @property
+    def steps(self) -> Mapping[str, float]:
+        """What the server steps by, by name, if everyone takes part: its rule's numbers, too."""
+        plan, nothing = self.plan, torch.zeros(0)
+        seen = Aggregate(
+            round=0,
+            params=nothing,
+            mean=nothing,
+            std=plan.noise_std(UPDATE) * plan.declared[UPDATE].noise,
+            clients=len(plan.nominal),
+            rounds=plan.rounds,
+            clip=plan.update.clip,
+        )
+        found = plan.optimizer.settings(seen)
+        return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def about(self, out: Path) -> About:
         """What sinks are told of the run."""
@@ -159,6 +176,7 @@ class Session:
             divided=self.federation.divided,
             nominal=() if plan.open else tuple(plan.nominal),  # an open population lists nobody
             rows=self.rows,
+            steps=self.steps,
             answered=answered,
             answers=self._answers(params, history),
             description=self.described(guarantee, history, stopped, params),
