@@ -187,6 +187,19 @@ def test_a_record_that_a_metric_fails_on_has_a_zero_row() -> None:
     assert torch.equal(made[:, 0] == 0, records.y == 2)
 
 
+def test_a_random_start_has_a_generator_of_its_own() -> None:
+    """It neither reads nor moves torch's global one."""
+    model = Linear("softmax", features=4, outputs=3, start="random")
+    torch.manual_seed(1)
+    first, after = model.initial(5), torch.rand(3)
+    torch.manual_seed(1)
+    assert torch.equal(after, torch.rand(3))
+    assert torch.equal(first, model.initial(5))
+    assert not Linear("softmax", features=4, outputs=3).initial(5).any()
+    with pytest.raises(RecipeError, match=r"start must be one of zero, random, got 'xavier'"):
+        Linear("softmax", features=4, outputs=3, start="xavier")
+
+
 def test_a_model_of_another_width_is_refused() -> None:
     with pytest.raises(DataError, match="the model's 4 features, got 5"):
         Linear("softmax", 4, 3).problem(make_records(3))

@@ -64,9 +64,8 @@ def test_a_whole_training_is_the_papers(
     monkeypatch.setattr("dpfed.mechanisms.gaussian.NOISY_BITS", 30)
     clients, model = made_up_clients(), Linear("softmax", FEATURES, CLASSES)
     plan = plan_of(method, [float(len(y)) for _, y in clients], model, theirs.epsilon)
-    drawn = np.random.default_rng(3).normal(size=(FEATURES + 1, CLASSES))
-    theta = paper.start(drawn) if start == "random" else np.zeros_like(drawn)
-    flat = torch.from_numpy(np.concatenate([theta[:-1].T.ravel(), theta[-1]]))
+    flat = Linear("softmax", FEATURES, CLASSES, start=start).initial(SEED).double()
+    theta = as_theta(flat.numpy())
     problems = [
         LinearProblem(model, torch.from_numpy(np.c_[x, np.ones(len(x))]), torch.from_numpy(y), None)
         for x, y in clients
@@ -84,6 +83,18 @@ def test_a_whole_training_is_the_papers(
     assert len(path) == ROUNDS
     for ours, other in zip(path, expected, strict=True):
         assert np.abs(ours - other).max() <= 1e-6 * np.abs(other).max()
+
+
+def test_a_random_start_has_the_authors_law() -> None:
+    """Its standard deviation is half of Glorot's, with the bias as a feature more: 0.082 of 64."""
+    model = Linear("softmax", 64, 10, start="random")
+    drawn = torch.stack([model.initial(seed) for seed in range(300)]).numpy()
+    expected = paper.start(np.ones((65, 10)))[0, 0]
+    assert expected == pytest.approx(0.082, abs=5e-4)
+    assert drawn.std() == pytest.approx(expected, rel=0.01)
+    assert abs(drawn.mean()) < 4 * expected / drawn.size**0.5
+    assert torch.equal(model.initial(7), model.initial(7))
+    assert not torch.equal(model.initial(7), model.initial(8))
 
 
 @pytest.mark.parametrize("rounds", [1, 10, 50, 70])

@@ -145,6 +145,19 @@ def test_the_papers_setting_trains_on_real_features(
     assert [row["clients"] for row in result.history] == [20] * 10
 
 
+def test_a_linear_model_starts_at_random_where_the_recipe_says_so() -> None:
+    began = [run(model={"start": each}, rounds=1) for each in ("zero", "random", "random")]
+    assert began[0].accuracy != began[1].accuracy
+    assert torch.equal(began[1].params, began[2].params)
+    free = {"data": TINY["data"], "privacy": {"epsilon": 2.0}, "rounds": 2}
+    assert dpfed.run(free, model={"start": "random"}).recipe.method is None
+    with pytest.raises(RecipeError, match=r"model\.start must be left out with client 'fedauto'"):
+        dpfed.run({**free, "rounds": 4}, method="dp-fedauto", model={"start": "random"})
+    network = {"name": "network", "factory": lambda: torch.nn.Linear(5, 3), "start": "random"}
+    with pytest.raises(RecipeError, match=r"model\.start must be left out with model\.name"):
+        dpfed.run(free, model=network)
+
+
 def test_a_run_keeps_what_its_server_stepped_by(tmp_path: Path) -> None:
     """Of a rule, of the authors' settings with a rate after them, and of what has neither."""
     untuned = run(method="dp-fedsofim", server=[{"name": "sofim"}], privacy={"epsilon": 1.0})

@@ -301,6 +301,10 @@ class _Poisson:
 _LINKS: dict[str, Link] = {"softmax": _Softmax(), "logistic": _Logistic(), "poisson": _Poisson()}
 
 
+STARTS = ("zero", "random")
+"""What a linear model may begin with."""
+
+
 @dataclass(frozen=True)
 class Linear:
     """A linear layer under a link: softmax head, logistic or Poisson regression.
@@ -310,6 +314,8 @@ class Linear:
         features: how many numbers a record has.
         outputs: how many scores; the classes of softmax.
         bias: whether there is one.
+        start: "zero", where these convex losses may as well begin, or "random", as the authors of
+            DP-FedSOFIM begin: normal numbers, by the seed alone.
 
     >>> Linear("softmax", features=4, outputs=3).layout.size
     15
@@ -319,6 +325,7 @@ class Linear:
     features: int
     outputs: int = 1
     bias: bool = True
+    start: str = "zero"
 
     def __post_init__(self) -> None:
         if not isinstance(self.link, str) or self.link not in _LINKS:
@@ -328,6 +335,8 @@ class Linear:
                 raise refuse(name, "a whole number, at least 1", value)
         if not isinstance(self.bias, bool):
             raise refuse("bias", "True or False", self.bias)
+        if self.start not in STARTS:
+            raise refuse("start", f"one of {', '.join(STARTS)}", self.start)
 
     @cached_property
     def layout(self) -> Layout:
@@ -336,9 +345,12 @@ class Linear:
         return Layout({**shapes, "bias": (self.outputs,)} if self.bias else shapes)
 
     def initial(self, seed: int) -> Vector:
-        """Zero: these losses are convex."""
-        del seed
-        return torch.zeros(self.layout.size)
+        """Zero, or normal numbers with half of Glorot's standard deviation, by the seed alone."""
+        size = self.layout.size
+        if self.start == "zero":
+            return torch.zeros(size)
+        std = 0.5 * math.sqrt(2 / (self.features + self.bias + self.outputs))
+        return std * torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
     def problem(self, records: Records) -> LinearProblem:
         """One client's records with a column of ones for the bias."""

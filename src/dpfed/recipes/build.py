@@ -45,6 +45,7 @@ from dpfed.data.contract import Contract
 from dpfed.data.datasets import Records
 from dpfed.data.models import Linear, Model
 from dpfed.recipes.methods import DEFAULT, METHODS
+from dpfed.recipes.model import refuse_start
 from dpfed.recipes.remembered import remembered
 from dpfed.recipes.schema import (
     DataRecipe,
@@ -244,6 +245,7 @@ def trained_model(recipe: Recipe, plan: Plan, model: Model, spread: float | None
     own = plan.client.model
     if own is None or own.owns(model.layout.shapes):
         return model
+    refuse_start(recipe.model, f"client {recipe.client['name']!r}, which brings its own model")
     made: Model = own.around(
         model, lambda features: public_range(recipe.data, features, spread), plan.channels
     )

@@ -64,6 +64,7 @@ METHODS: dict[str, Method] = {
         default="untuned; what a recipe without a method has",
         able={
             "model.name": ("softmax", "logistic"),
+            "model.start": ("zero",),
             "privacy.mechanism": ("gaussian", "discrete_gaussian"),
             "privacy.weights": ("sum",),
             "privacy.participation": (None,),

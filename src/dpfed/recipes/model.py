@@ -40,6 +40,7 @@ def sized_model(
     """
     features = math.prod(shape)
     if recipe.name in NETWORKS:
+        refuse_start(recipe, f"model.name {recipe.name!r}, whose own code makes its start")
         from dpfed.recipes.network import build_network
 
         return build_network(recipe, classes, seed)
@@ -49,12 +50,23 @@ def sized_model(
                 "model.name 'softmax' needs class labels, got numbers; set it to 'logistic', "
                 "'poisson' or 'network'"
             )
-        return Linear("softmax", features, classes, recipe.bias)
+        return Linear("softmax", features, classes, bias=recipe.bias, start=recipe.start)
     if recipe.name in {"logistic", "poisson"}:
-        return Linear(recipe.name, features, 1, recipe.bias)
+        return Linear(recipe.name, features, 1, bias=recipe.bias, start=recipe.start)
     raise refuse(
         "model.name", ", ".join(("softmax", "logistic", "poisson", *NETWORKS)), recipe.name
     )
+
+
+def refuse_start(recipe: ModelRecipe, where: str) -> None:
+    """Refuse a start that would not be used.
+
+    Args:
+        recipe: the recipe's table ``model``.
+        where: what makes a start of its own.
+    """
+    if recipe.start != ModelRecipe().start:
+        raise refuse("model.start", f"left out with {where}", recipe.start, "leave it out")
 
 
 def is_loaded(recipe: ModelRecipe) -> bool:

@@ -146,6 +146,8 @@ class ModelRecipe(_Section, frozen=True):
     """softmax, logistic, poisson, network, transformers or timm."""
     bias: bool = True
     """Whether a linear model has a bias."""
+    start: str = "zero"
+    """What a linear model begins with: zero, or random normal numbers by the seed."""
     factory: str | None = None
     """For a network: package.module:name, a function that returns a torch module; or a module."""
     chunk: int = 64

@@ -131,6 +131,7 @@ class Model(TypedDict, total=False):
     Args:
         name: softmax, logistic, poisson, network, transformers or timm.
         bias: Whether a linear model has a bias.
+        start: What a linear model begins with: zero, or random normal numbers by the seed.
         factory: For a network: package.module:name, a function that returns a torch module; or a
             module.
         chunk: How many records' gradients a network holds in memory: up to the next multiple of 64.
@@ -144,6 +145,7 @@ class Model(TypedDict, total=False):
 
     name: str
     bias: bool
+    start: str
     factory: str | Callable[..., Any] | None
     chunk: int
     sampler: str
