@@ -28,6 +28,7 @@ from dpfed.mechanisms.discrete_gaussian import DiscreteGaussian
 from dpfed.recipes.build import plan_for_clients, trained_model
 from dpfed.recipes.federation import Federation, evaluation_words, federation, with_model
 from dpfed.recipes.result import Result
+from dpfed.recipes.row_norm import clip_warning
 from dpfed.recipes.schema import EvaluationKind, Recipe, settings, with_contract
 from dpfed.recipes.sinks._open import About
 from dpfed.recipes.terms import Terms
@@ -84,8 +85,10 @@ class Session:
                 log.warning("data: %s", sentence)
 
     def warn_of_noise(self) -> None:
-        """Log, before anything is spent, that the noise leaves little hope; once for a plan."""
+        """Log, before anything is spent, that the noise leaves little hope, or the clip less."""
         warn_of_noise(self.plan, self.federation.model.layout)
+        if said := _clip_warning(self.recipe, self.federation):
+            log.warning("%s", said)
 
     @property
     def steps(self) -> Mapping[str, float]:
@@ -283,8 +286,13 @@ def prepare_terms(terms: Terms) -> Session:
 
 def _warnings(recipe: Recipe, plan: Plan, silos: Federation) -> tuple[str, ...]:
     noise = noise_warning(plan, silos.model.layout)
-    found = (small_delta(plan), noise, _no_test(recipe, silos), _drafted(recipe))
+    clip = _clip_warning(recipe, silos)
+    found = (small_delta(plan), noise, clip, _no_test(recipe, silos), _drafted(recipe))
     return tuple(each for each in found if each)
+
+
+def _clip_warning(recipe: Recipe, silos: Federation) -> str | None:
+    return clip_warning(recipe, getattr(silos.model, "features", None))
 
 
 def _drafted(recipe: Recipe) -> str | None:
