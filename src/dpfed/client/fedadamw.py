@@ -11,7 +11,8 @@ size, s the std of its noise:
     theta <- theta - rate (gamma m_hat / (sqrt(v_hat) + eps) + (1 - gamma) Delta + decay theta)
 
 v_k gives its start the weight beta2^k: a start that is an estimate itself needs no correction, so
-w_k = 1; where rms_b = 0, as in the first round, nothing is known, and w_k = 1 - beta2^k. Noise adds
+w_k = 1, where the supplement's Lemma 5 divides by 1 - beta2^t; where rms_b = 0, as in the first
+round, nothing is known, and w_k = 1 - beta2^k. Noise adds
 s^2 to a square's mean and is taken out (DP-AdamBC): so clients of unequal s can share rms_b. With
 u_b a block's mean of v_K / w_K, floored like v_hat, over the clients who answer:
 
@@ -97,8 +98,8 @@ def fedadamw(
         floor: the least second moment, in units of the noise's variance, at least 0.
         blocks: what shares a second moment: tensors, channels, heads, or sizes that add up.
         head_size: outputs of an attention head, for heads.
-        moments: what clients average by block: the root of the second moment, or, as in the
-            paper's eq. (18), the second moment itself.
+        moments: what clients average by block: "root", the root of the second moment, which is
+            not the paper's; or "mean", the second moment itself, as in its eq. (18).
         unit: what one row stands for; the plan fills it in.
         layout: the model's names and shapes; the plan fills it in.
     """

@@ -81,7 +81,8 @@ def localadamw(
         beta2: how much of the second moment is kept per step, in [0, 1).
         eps: added to the root of the second moment, in units of the gradient.
         decay: weight decay per unit of rate, at least 0.
-        reset: begin each round with zero moments; None is only where they would be data in clear.
+        reset: begin each round with zero moments, as the paper's line 4 does. Left out, it is
+            done only where kept moments would be data in clear: not as in the paper.
         unit: what one row stands for; the plan fills it in.
     """
     check_adamw("localadamw", steps, rate, beta1=beta1, beta2=beta2, eps=eps, decay=decay)
