@@ -139,8 +139,11 @@ def test_the_papers_setting_trains_on_real_features(
     """Ten rounds of the paper's setting on two sets of features."""
     monkeypatch.setenv("DPFED_DATA", str(shared_data))
     path = repository / "examples" / "recipes" / "first-table" / f"{dataset}.toml"
-    server = [{"name": "sofim", "rho": 10.0}, {"name": "scale", "rate": 1.0}]
-    result = dpfed.run(path, server=server, overrides=("rounds=10", "privacy.epsilon=10"))
+    result = dpfed.run(
+        path,
+        server=[{"name": "sofim", "preset": "paper"}],
+        overrides=("rounds=10", "privacy.epsilon=10"),
+    )
     assert result.accuracy > 0.4
     assert [row["clients"] for row in result.history] == [20] * 10
 

@@ -46,7 +46,7 @@ def chain(*links: ServerOptimizer) -> ServerOptimizer:
             gain = _gain(link, inner)
             direction, inner_after = step(direction, inner, seen)
             after.append(inner_after)
-            seen = replace(seen, std=seen.std * gain, clip=seen.clip * gain)
+            seen = _scaled(seen, gain)
         return direction, tuple(after)
 
     def update(direction: Vector, state: State, seen: Aggregate) -> tuple[Vector, State]:
@@ -78,8 +78,13 @@ def _settings(links: Sequence[ServerOptimizer], seen: Aggregate) -> Mapping[str,
         gain = math.nan if callable(link.gain) else link.gain
         told = {n: v * gain if n.startswith("eta") else v for n, v in told.items()}
         told.update(link.settings(seen))
-        seen = replace(seen, std=seen.std * gain, clip=seen.clip * gain)
+        seen = _scaled(seen, gain)
     return told
+
+
+def _scaled(seen: Aggregate, gain: float) -> Aggregate:
+    """What the link after one with this gain is told."""
+    return replace(seen, std=seen.std * gain, clip=seen.clip * gain)
 
 
 def _gain(link: ServerOptimizer, state: State) -> float:

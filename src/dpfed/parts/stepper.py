@@ -51,7 +51,7 @@ def server_step(
     >>> from dpfed.server.sofim import sofim
     >>> params, state = server_step(sofim(rho=1.0), torch.zeros(2), torch.tensor([1.0, 0.0]))
     >>> round(float(params[0]), 3), state.t
-    (-0.99, 1)
+    (-0.099, 1)
     """
     if params.dim() != 1 or params.shape != mean.shape:
         bound = f"one flat vector like params, {tuple(params.shape)}"
