@@ -253,7 +253,7 @@ def test_a_foreign_ledger_under_the_own_key_is_a_lost_one(tmp_path: Path) -> Non
     held, terms = approved(tmp_path)
     head = head_of(tmp_path / "elsewhere", own_key(held.state))
     assert said(held.reply(enrolment(terms.name, [head])))["error"] == "LedgerRolledBack"
-    declare_lost(held.ledger(), held.conflict.heads(), by="root", separate=True)
+    declare_lost(held.ledger(), held.conflict.heads(), by="root")
     held.conflict.end()
     held.approvals.approve(terms, terms.text, days=1, by="root")
     assert "error" not in said(held.reply(enrolment(terms.name, [head])))

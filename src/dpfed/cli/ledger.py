@@ -379,10 +379,6 @@ def waive(
 @ledger_app.command("declare-lost")
 def declare_lost_command(
     ledger: Where = None,
-    separate: Annotated[
-        bool,
-        typer.Option("--separate", help="Heads of another ledger are of one that is not lost."),
-    ] = False,
     no_head: Annotated[
         bool, typer.Option("--no-head", help="Rows are lost, and nobody has kept a head of them.")
     ] = False,
@@ -400,12 +396,13 @@ def declare_lost_command(
     writes the heads into the chain, so that they are known from then on. No approval
     stands any more: approve again what is to go on.
 
-    One number per account says what was lost, so runs with draws exhaust their account, and so does
-    a head that does not fit to another of the same start of a gate. If rows are lost and nobody has
-    kept a head, --no-head exhausts every account. 'dpfed ledger budget --anew' begins a new budget.
+    One number per account says what was lost, so runs with draws exhaust their account. Every
+    account is exhausted if two heads of one epoch lie on two branches (a machine was put back with
+    its memory, or files under a gate that ran), or if nobody has kept a head: --no-head. 'dpfed
+    ledger budget --anew' begins a new budget.
 
-    A ledger that was made anew has lost everything. If the head is of another gate with the same
-    key, whose ledger is not lost, --separate books nothing for it.
+    A ledger that was made anew has lost everything. Two gates need two keys: to each of them, a
+    head of the other is one that it has lost.
 
     Example: dpfed ledger declare-lost --ledger /var/lib/dpfed/gate/ledger.sqlite
 
@@ -413,13 +410,12 @@ def declare_lost_command(
 
     Args:
         ledger: the ledger's file; None is $DPFED_LEDGER, or the one beside the clients' state.
-        separate: book nothing for heads of another ledger.
         no_head: exhaust every account, since no head says what was lost.
         yes: do not ask.
     """
     import getpass
 
-    from dpfed.accounting.ledger.heads import Conflict, declare_all_lost, declare_lost
+    from dpfed.accounting.ledger.heads import Conflict, declare_lost
 
     opened = _open(ledger)
     conflict = Conflict(opened.path)
@@ -427,19 +423,14 @@ def declare_lost_command(
     if not conflict and not no_head:
         typer.echo("nothing is lost: no head was met that is not in the ledger's chain")
         return
-    own, rows = opened.balance().first, opened.balance().last
+    rows = opened.balance().last
     for head in heads:
-        kind = "of this ledger" if head.ledger == own else f"of another one, {head.ledger[:16]}"
-        typer.echo(
-            f"met       head {head.hash[:16]} at row {head.row}, {kind}; here are {rows} rows"
-        )
+        typer.echo(f"met       head {head.hash} at row {head.row}; here are {rows} rows")
     before = _totals(opened)
     if not yes and not typer.confirm("declare these rows lost?", default=False):
         raise typer.Exit(1)
     user = getpass.getuser()
-    if no_head:
-        declare_all_lost(opened, by=user)
-    declare_lost(opened, heads, by=user, separate=separate)
+    declare_lost(opened, heads, by=user, everything=no_head)
     conflict.end()
     for name, spent in _totals(opened).items():
         typer.echo(f"{name}: spent {before.get(name, '0')} -> {spent}")

@@ -292,7 +292,7 @@ class Approvals:
         declared = ""
         for body in (json.loads(text) for (text,) in self._chain.rows(query, *kinds)):
             at = dt.datetime.fromtimestamp(int(body["time"]), dt.UTC).isoformat()
-            if body["kind"] == "declared" and body["booked"]:
+            if body["kind"] == "declared":
                 declared = at
                 found = {name: _revoked(each, at) for name, each in found.items()}
             elif body["kind"] == "approval":

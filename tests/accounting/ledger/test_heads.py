@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import replace
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from dpfed.accounting.ledger.balance import Budget
@@ -22,7 +23,6 @@ from dpfed.accounting.ledger.heads import (
     Head,
     begin_epoch,
     declare_lost,
-    head_from_json,
     knows,
     pack,
     take_head,
@@ -65,14 +65,16 @@ def copied(ledger: Ledger, to: Path) -> None:
         shutil.copy(path, to)
 
 
-def restored(ledger: Ledger, backup: Path) -> Ledger:
+def restored(ledger: Ledger, backup: Path, *, begun: bool = True) -> Ledger:
+    """The copy in its place; ``begun``: a gate is started, else it ran on."""
     ledger.close()
     for path in ledger.path.parent.glob("ledger.sqlite*"):
         path.unlink()
     for path in backup.iterdir():
         shutil.copy(path, ledger.path.parent)
     found = Ledger(ledger.path)
-    begin_epoch(found)  # as a gate that is started
+    if begun:
+        begin_epoch(found)
     return found
 
 
@@ -99,7 +101,7 @@ def test_a_head_names_its_own_row_and_is_known_for_ever(ledger: Ledger) -> None:
     ledger.begin(training("a", 5, 0))
     second = take_head(ledger)
     assert second.row > first.row
-    assert second.earlier[again.row] == again.hash[:32]
+    assert {first.hash, again.hash} < second.names
     assert knows(ledger, first)
     assert knows(ledger, second)
     assert ledger.verify() == []
@@ -172,7 +174,7 @@ def test_a_claim_that_has_lapsed_is_in_the_head_all_the_same(
 ) -> None:
     ledger.claim(training("a", 5))
     monkeypatch.setattr("time.time", lambda: 4e9)  # it could still ask
-    (cost,) = take_head(ledger).costs
+    (cost,) = take_head(ledger).costs or ()
     assert cost.mu_squared == pytest.approx(B2 / 2)
 
 
@@ -210,22 +212,9 @@ def test_a_ledger_made_anew_is_the_oldest_copy(ledger: Ledger, tmp_path: Path) -
         ledger.begin(training("a", 5, at))
     head = take_head(ledger)
     new = made(tmp_path / "new" / "ledger.sqlite")
-    assert head.ledger != take_head(new).ledger
     assert not knows(new, head)
     declare_lost(new, [head], by="root")
     assert tenths(new) == pytest.approx(4)
-
-
-def test_a_ledger_that_is_not_lost_is_declared_separate(ledger: Ledger, tmp_path: Path) -> None:
-    ledger.begin(training("a", 5, 0))
-    head, new = take_head(ledger), made(tmp_path / "new" / "ledger.sqlite")
-    declare_lost(new, [head], by="root", separate=True)
-    assert tenths(new) == 0
-    assert knows(new, head)
-    other = made(tmp_path / "third" / "ledger.sqlite")
-    ledger, own = lost_after_three(other, tmp_path / "backup")
-    with pytest.raises(DataError, match="another ledger"):
-        declare_lost(ledger, [own], by="root", separate=True)
 
 
 @pytest.mark.parametrize("when", ["in both", "lost", "since"])
@@ -255,10 +244,10 @@ def test_runs_with_draws_exhaust_the_account(tmp_path: Path, when: str) -> None:
 def test_what_does_not_fit_into_a_head_has_no_bound(ledger: Ledger, tmp_path: Path) -> None:
     ledger.begin(training("a", 5, 0))
     head = take_head(ledger)
-    wide = replace(
-        head, costs=tuple(head.costs[0]._replace(key=LedgerKey(f"set-{i}")) for i in range(900))
-    )
-    assert not unpack(pack(wide, 2000)).bounded
+    assert head.costs is not None
+    one = head.costs[0]
+    wide = replace(head, costs=tuple(replace(one, key=LedgerKey(f"set-{i}")) for i in range(900)))
+    assert unpack(pack(wide, 2000)).costs is None
     declare_lost_in_new(tmp_path / "two", unpack(pack(wide, 2000)))
 
 
@@ -276,12 +265,13 @@ def declare_lost_in_new(folder: Path, head: Head) -> None:
 def test_a_head_without_true_costs_is_refused(ledger: Ledger, wrong: float) -> None:
     ledger.begin(training("a", 5, 0))
     head = take_head(ledger)
-    costs = (head.costs[0]._replace(mu_squared=wrong),)
-    tree = replace(head, costs=costs).to_json()
+    assert head.costs is not None
+    assert unpack(pack(head, 2000)) == head
+    text = zlib.decompress(pack(head, 2000)).decode()
+    cost = json.dumps(head.costs[0].mu_squared)
+    assert cost in text
     with pytest.raises(DataError, match="whole"):
-        head_from_json(json.loads(json.dumps(tree)))
-    with pytest.raises(DataError, match="version"):
-        head_from_json({**head.to_json(), "version": 1})
+        unpack(zlib.compress(text.replace(cost, json.dumps(wrong)).encode()))
 
 
 def test_a_file_of_conflicts_stays_small_and_refuses_even_if_broken(
@@ -289,7 +279,7 @@ def test_a_file_of_conflicts_stays_small_and_refuses_even_if_broken(
 ) -> None:
     ledger, head = lost_after_three(ledger, tmp_path / "backup")
     conflict = Conflict(ledger.path)
-    many = [replace(head, hash=f"{i:064x}", row=i) for i in range(2 * MOST_CONFLICTS)]
+    many = [replace(head, hash=f"{i:016x}", row=i) for i in range(2 * MOST_CONFLICTS)]
     with pytest.raises(LedgerRolledBack):
         conflict.meet(ledger, many)
     assert len(conflict.heads()) == MOST_CONFLICTS
@@ -309,7 +299,7 @@ def test_the_command_says_what_was_met_and_what_it_books(ledger: Ledger, tmp_pat
     assert tenths(ledger) == pytest.approx(1)
     done = CliRunner().invoke(app, [*run, "--yes"])
     assert done.exit_code == 0, done.output
-    assert f"head {head.hash[:16]} at row {head.row}, of this ledger" in done.output
+    assert f"head {head.hash} at row {head.row}; here are" in done.output
     assert "spent epsilon" in done.output
     assert tenths(Ledger(ledger.path)) == pytest.approx(4)
     assert "declared lost" in CliRunner().invoke(app, ["ledger", "show", "--ledger", run[3]]).output

@@ -60,7 +60,7 @@ class DeclaredBudget(NamedTuple):
 RunId = tuple[LedgerKey, str, int]
 """A run: the data and guarantee of its releases, its training, and its client."""
 
-SHORT = 32
+SHORT = 16
 """How many of a hash's 64 digits tell the rows of one ledger apart."""
 
 UNORDERED = math.inf
@@ -336,23 +336,33 @@ class Balance:
     attended: dict[tuple[str, str, int], dict[tuple[int, int], int]] = field(default_factory=dict)
     """By data set, training and client: the attempts that were entered -> their round."""
     open: dict[int, Entries] = field(default_factory=dict)
-    first: str = ""
-    """The first row's hash, which names the ledger."""
     last: int = 0
     """The last row's number."""
+    hashes: list[str] = field(default_factory=list)
+    """Of each row, ``SHORT`` digits of its hash."""
     epoch: str = ""
-    """The epoch that the last row is in (heads.py): half of the hash of the row that began it."""
+    """The epoch that the last row is in (heads.py): the hash of the row that began it."""
+    epoch_heads: int = 0
+    """How many heads were given in it."""
+    marks: list[int] = field(default_factory=list)
+    """The rows that begin epochs or give heads."""
     head_time: int = 0
     """The time of the last head that was given to others, or whose loss was declared."""
-    declared: dict[str, dict[int, str]] = field(default_factory=dict)
-    """By lost epoch: the rows that its declared heads name, and half of their hashes."""
+    declared: dict[str, str] = field(default_factory=dict)
+    """By the hash of a head whose loss was declared: its epoch."""
+    named: set[str] = field(default_factory=set)
+    """The rows that those heads name, their own among them."""
     lost: dict[tuple[str, LedgerKey], Cost] = field(default_factory=dict)
-    """By lost epoch: what was booked for it."""
+    """By such a head: what was booked for it."""
     exhausted: set[str] = field(default_factory=set)
     """Data sets whose account a loss has exhausted; without clients and blocks."""
+    spared: set[str] | None = None
+    """Once a loss has exhausted every account, those not known yet among them: the data sets whose
+    budget was declared anew since."""
     renewed: set[str] = field(default_factory=set)
     """Data sets whose budget was declared anew after that, and counts nothing before."""
-    renewals: int = 0
+    resets: int = 0
+    """How often an account was begun anew, or all were exhausted."""
     left: set[RunId] = field(default_factory=set)
     """Runs whose claim was waived, and that have not enrolled since."""
     closed: dict[tuple[str, str, int], str] = field(default_factory=dict)
@@ -362,7 +372,8 @@ class Balance:
 
     def add_row(self, row: Row) -> None:
         """Add one more row."""
-        self.first, self.last = self.first or row.hash, row.number
+        self.last = row.number
+        self.hashes.append(row.hash[:SHORT])
         kind = row.body.get("kind")
         if not isinstance(kind, str) or kind not in _ADD_BY_KIND:
             raise DataError(
@@ -407,6 +418,10 @@ class Balance:
         declared = self.budget_of(dataset)
         return [declared.key] if declared else sorted(self.guarantees.get(dataset, ()), key=str)
 
+    def is_exhausted(self, base: str) -> bool:
+        """Whether a loss has exhausted a data set's account, and its budget did not begin anew."""
+        return base in self.exhausted or (self.spared is not None and base not in self.spared)
+
     def spent(self, key: LedgerKey, *, keeps_person: bool = False) -> Cost:
         """All that was released on the data, in the terms of one guarantee.
 
@@ -414,7 +429,8 @@ class Balance:
             key: the data, and the guarantee.
             keeps_person: whether a record that is replaced stays with its person.
         """
-        total = Cost()
+        lost_all = self.spared is not None and key.base not in self.spared
+        total = Cost(math.inf if lost_all else 0.0)
         for source in sorted(self.guarantees.get(key.dataset, ()), key=str):
             total = total + self.counts(self.costs[source], source, key, keeps_person=keeps_person)
         return total
@@ -556,9 +572,11 @@ def _add_budget(balance: Balance, row: Row) -> None:
 
 def _renew(balance: Balance, base: str) -> None:
     """Count nothing that was released or reserved on a data set so far."""
-    balance.renewals += 1
+    balance.resets += 1
     balance.renewed.add(base)
     balance.exhausted.discard(base)
+    if balance.spared is not None:
+        balance.spared.add(base)
     for dataset in [name for name in balance.guarantees if name.partition("/")[0] == base]:
         for key in balance.guarantees.pop(dataset):
             balance.costs.pop(key, None)
@@ -643,10 +661,13 @@ def _add_confirm(balance: Balance, row: Row) -> None:
 
 
 def _add_epoch(balance: Balance, row: Row) -> None:
-    balance.epoch = row.hash[:SHORT]
+    balance.epoch, balance.epoch_heads = row.hash[:SHORT], 0
+    balance.marks.append(row.number)
 
 
 def _add_head(balance: Balance, row: Row) -> None:
+    balance.epoch_heads += 1
+    balance.marks.append(row.number)
     balance.head_time = max(balance.head_time, row.body["at"])
 
 
@@ -654,7 +675,7 @@ def _add_lost(balance: Balance, row: Row) -> None:
     """What was spent in a part of the ledger that is lost, as its owner has declared."""
     key, body = key_of(row.body), finite(row.body)
     balance.add_cost(key, body)
-    balance.lost.setdefault((body["epoch"], key), Cost()).add(key, body)
+    balance.lost.setdefault((body["head"], key), Cost()).add(key, body)
     if body["mu_squared"] == math.inf:
         balance.exhausted.add(key.base)
     shown = balance.entries.setdefault((key, "declared lost", 0, "all"), Entries())
@@ -663,9 +684,13 @@ def _add_lost(balance: Balance, row: Row) -> None:
 
 
 def _add_declared(balance: Balance, row: Row) -> None:
-    body = row.body
-    balance.declared.setdefault(body["epoch"], {}).update(dict(body["rows"]))
+    body, names = row.body, row.body["names"]
+    if body["head"]:
+        balance.declared[body["head"]] = body["epoch"]
+    balance.named.update(names[at : at + SHORT] for at in range(0, len(names), SHORT))
     balance.head_time = max(balance.head_time, body["at"])
+    if body["exhausts"]:
+        balance.spared, balance.resets = set(), balance.resets + 1
 
 
 def _add_approval(balance: Balance, row: Row) -> None:

@@ -67,7 +67,6 @@ _SCHEMA = (
     f"PRAGMA user_version = {VERSION}",
 )
 _NEWS = "SELECT number, body, hash FROM rows WHERE number >= ? ORDER BY number"
-_ONE = "SELECT number, body, hash FROM rows WHERE number = ?"
 _BACKWARDS = "SELECT number, body, hash FROM rows ORDER BY number DESC"
 
 
@@ -225,11 +224,6 @@ class Journal:
     def tail(self) -> JournalHead:
         """The head that fits the rows read so far."""
         return self._tail
-
-    def hash_of(self, number: int) -> str:
-        """The hash of a row; "" if there is none of this number."""
-        with self._reading():
-            return next((digest for _, _, digest in self._select(_ONE, number)), "")
 
     def verify(self) -> tuple[list[Row], list[str]]:
         """All rows up to the first that is wrong, and what is wrong, in sentences."""

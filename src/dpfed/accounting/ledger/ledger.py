@@ -445,7 +445,7 @@ class Ledger:
         gdp.check_delta(budget.delta)
         with self._turn():
             key = self._balance.resolve(key)
-            if anew and key.base not in self._balance.exhausted:
+            if anew and not self._balance.is_exhausted(key.base):
                 raise DataError(
                     f"the account of {key.base!r} must be exhausted by a declared loss before its "
                     f"budget can begin anew, and is not; leave --anew out"
@@ -510,11 +510,6 @@ class Ledger:
         """All rows added up."""
         self._look()
         return self._balance
-
-    def hash_of(self, number: int) -> str:
-        """The hash of a row; "" if the ledger has none of this number."""
-        self._look()
-        return self._journal.hash_of(number)
 
     def rows(self) -> list[Row]:
         """All rows as they were written; a file that was tampered with is refused."""
