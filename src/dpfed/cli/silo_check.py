@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import dpfed
-from dpfed.accounting.ledger.conversions import LedgerKey
+from dpfed.accounting.ledger.balance import Balance
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.cli.data import contract_findings
 from dpfed.cli.nvflare_site import check_site, running_sites
@@ -301,13 +301,11 @@ def _check_contracts(site: _Site) -> Iterator[str]:
 def _check_accounts(site: _Site) -> Iterator[str]:
     """Each file has one account with one budget; nothing is written."""
     ledger = site.state / LEDGER_FILE
-    names = Ledger(ledger, create=False).balance() if ledger.exists() else None
+    names = Ledger(ledger, create=False).balance() if ledger.exists() else Balance()
     counted = Approvals(site.state).sources()
-
-    def account(name: str) -> str:
-        return name if names is None else names.resolve(LedgerKey(name)).dataset
-
-    check_accounts(site.policy, account, counted)
+    check_accounts(site.policy, names.base_of, counted)
+    for name, data in site.policy.data.items():
+        names.allowed(data.key(name), data.budget)
     yield "accounts: no file is in two of them, and each has one budget"
 
 

@@ -29,7 +29,7 @@ from dpfed.recipes.query import ALGORITHM
 from dpfed.recipes.schema import Recipe
 from dpfed.silo.approvals import LEDGER_FILE
 from dpfed.silo.figures import gate_figures
-from dpfed.silo.owner import Owner, load_records
+from dpfed.silo.owner import Owner, load_records, lower_budget
 from dpfed.silo.policy import DataPolicy
 from dpfed.silo.publish import running
 
@@ -65,8 +65,9 @@ def proposal(handler: Owner, terms: Terms) -> str:
         "silos": f"{len(terms.pins.sizes)}, this one is number {data.client}",
         "sees": _SEES[plan.update.trust],
         "keeps": f"\n{'':10}- ".join([stated.summary, *stated.assumptions]),
-        "budget": f"{data.budget} for all trainings{' of each block' if plan.blocks else ''}; "
-        f"{_spent(handler, name)} so far, and this one costs {data.cost(terms):.4g} by itself",
+        "budget": f"{handler.budget(name)} for all trainings"
+        f"{' of each block' if plan.blocks else ''}; {_spent(handler, name)} so far, and this one "
+        f"costs {data.cost(terms):.4g} by itself",
     }
     return "\n".join(f"{word:9} {said}" for word, said in lines.items())
 
@@ -173,7 +174,7 @@ def _budget(handler: Owner, data: DataPolicy, terms: Terms) -> tuple[str, str]:
     """What is spent and left after the training, and why it does not fit (or "")."""
     from dpfed.training.account import Account
 
-    name, budget = terms.pins.dataset, data.budget
+    name, budget = terms.pins.dataset, handler.budget(terms.pins.dataset)
     own = Account(handler.ledger(), name, divided=False, blocks=terms.plan.blocks)
     each = own.forecast(terms.plan, terms.name, data.client, data.key(name), budget)
     block, found = max(each.items(), key=lambda item: _after(item[1], data))
@@ -271,17 +272,18 @@ def _spent(handler: Owner, dataset: str) -> str:
 
 
 def _enforced_instead(handler: Owner, dataset: str) -> str:
-    """Which budget the running gate enforces, if the policy has changed since it began."""
+    """Which budget the running gate enforces, if it is another one than the policy's."""
     data, ledger = handler.policy.data[dataset], handler.ledger()
     declared, key = ledger.budget_of(dataset), ledger.balance().resolve(data.key(dataset))
-    if declared is None or declared == (key, data.budget):
-        return ""
+    allowed = handler.budget(dataset)
+    if declared is None or declared == (key, allowed):
+        return "" if allowed == data.budget else lower_budget(dataset, data, allowed)
     of = declared.key
     said = (
         f"{declared.budget} for each {of.unit} under {of.adjacency}, against {of.adversary} and "
         f"{of.colluders} more"
     )
-    return f"the running gate enforces {said}, and not silo.toml's {data.budget}; restart it"
+    return f"the running gate enforces {said}, and will enforce {allowed}; restart it"
 
 
 def _accepted(handler: Owner, dataset: str) -> str:

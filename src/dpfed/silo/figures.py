@@ -109,16 +109,16 @@ def gate_figures(handler: Owner, *, left: bool = True) -> GateFigures:
     standing = [named[each.name] for each in found if each.state(now) == "approved"]
     data = []
     for name, account, policy in _accounts(handler, ledger):
-        cost = ledger.spent(policy.key(account))
-        rest = cost.left(policy.budget) if left else math.nan
+        cost, budget = ledger.spent(policy.key(account)), handler.budget(name)
+        rest = cost.left(budget) if left else math.nan
         data.append(
             DataFigures(
                 name=account,
-                epsilon=policy.epsilon,
-                delta=policy.delta,
-                spent=cost.epsilon(policy.delta, policy.adjacency),
+                epsilon=budget.epsilon,
+                delta=budget.delta,
+                spent=cost.epsilon(budget.delta, policy.adjacency),
                 left=None if math.isnan(rest) else rest,
-                overspent=not cost.within(policy.budget, policy.adjacency),
+                overspent=not cost.within(budget, policy.adjacency),
                 approvals=standing.count(name),
             )
         )
@@ -214,7 +214,7 @@ def _metrics(figures: GateFigures) -> Iterator[tuple[str, str, str, list[Sample]
     yield (
         "dpfed_overspent",
         "gauge",
-        "1 if more is spent than the policy allows.",
+        "1 if more is spent than the budget allows.",
         [({"data": each.name}, each.overspent) for each in data],
     )
     yield (

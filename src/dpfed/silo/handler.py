@@ -17,6 +17,8 @@ approvals, ledger, identity. An order only names a training. The reply itself is
 | accepted what the file becomes by it             |                                            |
 | two budgets of one account, one file under two   | the gate does not start (sources.py)       |
 | accounts, a new name for a file that was counted |                                            |
+| a budget that the owner's last command lowered   | stands, also after a restart               |
+| one that it has raised, and the policy has not   | the policy's stands from the next start on |
 | data with blocks, and terms that name some       | their records, charged to each of them     |
 | an order whose child died, or took too long      | zero rows, if nothing of it has left       |
 | a gate without a folder of identity              | it makes a key, once, beside the ledger    |
@@ -57,7 +59,7 @@ from dpfed.recipes.schema import PRETRAINED
 from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.approvals import CONFLICT, ZERO_ROWS, Price, clock_time
 from dpfed.silo.blocks import Blocks, open_blocks
-from dpfed.silo.owner import Owner, load_records
+from dpfed.silo.owner import Owner, load_records, lower_budget
 from dpfed.silo.policy import DataPolicy, Mode
 from dpfed.sums.secagg.identity import SigningKey
 from dpfed.training.account import Account, AccountHolder
@@ -87,15 +89,15 @@ class RequestHandler(Owner):
     """When the order that is answered now came in."""
 
     def open(self) -> None:
-        """Load the data, declare the owner's budgets, and build what is approved."""
+        """Load the data, let the owner's budgets stand, and build what is approved."""
         _ = self.key
         self.approvals.count_sources(self.check_accounts())
         ledger = self.ledger()
         begin_epoch(ledger)
         for name, data in self.policy.data.items():
-            first = ledger.balance().resolve(data.key(name))
-            if ledger.budget_of(name) != (first, data.budget):
-                ledger.declare(first, data.budget)
+            stands = ledger.declare_policy(data.key(name), data.budget)
+            if stands != data.budget:
+                log.warning("%s", lower_budget(name, data, stands))
             with say_if_slow(f"reading data.{name}"):
                 self.records[name] = load_records(name, data)
             self._open_blocks(name, data, ledger)

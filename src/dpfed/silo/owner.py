@@ -8,12 +8,13 @@ and the data (handler.py).
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpfed.accounting.ledger.conversions import LedgerKey
+from dpfed.accounting.ledger.balance import Budget
 from dpfed.accounting.ledger.heads import Conflict
 from dpfed.accounting.ledger.ledger import Ledger
 from dpfed.core.environment import IDENTITY, LEDGER, STATE
@@ -67,13 +68,26 @@ class Owner:
     def check_accounts(self) -> dict[str, str]:
         """Refuse a policy that has two budgets for one account, or two accounts for one file.
 
+        So is a budget that is neither above nor below the one that the owner's command declared.
+
         Returns:
             by real path, and by device and inode: the account of its records.
         """
         names, counted = self.ledger().balance(), self.approvals.sources()
-        return check_accounts(
-            self.policy, lambda name: names.resolve(LedgerKey(name)).dataset, counted
-        )
+        for name, data in self.policy.data.items():
+            names.allowed(data.key(name), data.budget)
+        return check_accounts(self.policy, names.base_of, counted)
+
+    def budget(self, name: str) -> Budget:
+        """What all trainings on a data set may cost, once a gate has started with this policy.
+
+        Args:
+            name: the data set's in the policy.
+        """
+        data = self.policy.data[name]
+        with suppress(DataError):  # then no gate starts with it
+            return self.ledger().balance().allowed(data.key(name), data.budget).budget
+        return data.budget
 
     def permitted(self, terms: Terms) -> DataPolicy:
         """The policy of the terms' data set, if it allows them today."""
@@ -84,6 +98,14 @@ class Owner:
                 f"at it with 'dpfed silo accept'"
             )
         return data
+
+
+def lower_budget(name: str, data: DataPolicy, stands: Budget) -> str:
+    """That the owner's command has lowered a budget, in words."""
+    return (
+        f"the budget of data.{name} is {stands}, by the owner's last command, and not the "
+        f"{data.budget} of silo.toml, which is more; 'dpfed ledger budget' raises it"
+    )
 
 
 def load_records(name: str, data: DataPolicy) -> Records:

@@ -56,6 +56,19 @@ class DeclaredBudget(NamedTuple):
     key: LedgerKey
     budget: Budget
 
+    def allows_all_of(self, other: DeclaredBudget) -> bool:
+        """Whether whatever the other one allows is allowed here, too."""
+        one, two = self.budget, other.budget
+        return (
+            self.key == other.key
+            and one.epsilon >= two.epsilon
+            and one.delta >= two.delta
+            and one.keeps_person >= two.keeps_person
+        )
+
+    def __str__(self) -> str:
+        return f"{self.budget} for {self.key}"
+
 
 RunId = tuple[LedgerKey, str, int]
 """A run: the data and guarantee of its releases, its training, and its client."""
@@ -318,6 +331,8 @@ class Balance:
 
     budgets: dict[str, DeclaredBudget] = field(default_factory=dict)
     """By data set: its account's budget."""
+    commanded: dict[str, DeclaredBudget] = field(default_factory=dict)
+    """By data set: the budget that its owner's last command has declared."""
     names: dict[str, str] = field(default_factory=dict)
     costs: dict[LedgerKey, Cost] = field(default_factory=dict)
     guarantees: dict[str, set[LedgerKey]] = field(default_factory=dict)
@@ -398,6 +413,25 @@ class Balance:
         base = dataset.partition("/")[0]
         declared = self.budgets.get(dataset) or self.budgets.get(base)
         return declared and declared._replace(key=declared.key._replace(dataset=dataset))
+
+    def allowed(self, key: LedgerKey, budget: Budget) -> DeclaredBudget:
+        """What a policy's budget becomes: the owner's last command stands where it allows less.
+
+        Args:
+            key: what the policy's budget is stated for.
+            budget: the policy's.
+        """
+        policy = DeclaredBudget(self.resolve(key), budget)
+        command = self.commanded.get(policy.key.dataset, policy)
+        if policy.allows_all_of(command):
+            return command
+        if command.allows_all_of(policy):
+            return policy
+        raise DataError(
+            f"the policy's budget {policy} must allow less or more than {command}, which the "
+            f"owner's last command declared, and does neither; state both alike, in silo.toml and "
+            f"by 'dpfed ledger budget'"
+        )
 
     def base_of(self, dataset: str) -> str:
         """The first name of a data set."""
@@ -568,6 +602,8 @@ def _add_budget(balance: Balance, row: Row) -> None:
         _renew(balance, key.base)
     budget = Budget(float(body["epsilon"]), float(body["delta"]), bool(body["keeps_person"]))
     balance.budgets[key.dataset] = DeclaredBudget(key, budget)
+    if body["by"] == "command":
+        balance.commanded[key.dataset] = DeclaredBudget(key, budget)
 
 
 def _renew(balance: Balance, base: str) -> None:

@@ -453,6 +453,25 @@ class Ledger:
             body = {**key.row(), **budget._asdict(), "by": "command"}
             self._append(kind="budget", **body, **({"anew": True} if anew else {}))
 
+    def declare_policy(self, key: LedgerKey, budget: Budget) -> Budget:
+        """Let a policy's budget stand, or the owner's last command where that allows less.
+
+        Args:
+            key: the data, and what the budget is stated for.
+            budget: the policy's.
+
+        Returns:
+            what stands now.
+        """
+        gdp.check_epsilon(budget.epsilon)
+        gdp.check_delta(budget.delta)
+        with self._turn():
+            stands = self._balance.allowed(key, budget)
+            if self._balance.budget_of(stands.key.dataset) != stands:
+                body = {**stands.key.row(), **stands.budget._asdict(), "by": "policy"}
+                self._append(kind="budget", **body)
+        return stands.budget
+
     def agree(self, key: LedgerKey, budget: Budget) -> None:
         """The budget that a recipe states: it declares the first one, and never changes one."""
         gdp.check_epsilon(budget.epsilon)
