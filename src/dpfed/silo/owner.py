@@ -101,7 +101,13 @@ class Owner:
 
 
 def lower_budget(name: str, data: DataPolicy, stands: Budget) -> str:
-    """That the owner's command has lowered a budget, in words."""
+    """That the owner's command has lowered a budget, in words.
+
+    Args:
+        name: the data set's in the policy.
+        data: what the policy says of it.
+        stands: what it may cost all the same.
+    """
     return (
         f"the budget of data.{name} is {stands}, by the owner's last command, and not the "
         f"{data.budget} of silo.toml, which is more; 'dpfed ledger budget' raises it"
