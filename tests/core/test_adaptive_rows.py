@@ -169,7 +169,7 @@ def test_no_count_depends_on_another_record(name: str) -> None:
                 assert numbers[count:].flatten().tolist() == [expected] * equal
 
 
-def test_norms_by_a_library_decide_only_where_all_agree() -> None:
+def test_norms_that_are_handed_over_decide_nothing() -> None:
     """As a linear model hands them over: single precision, with the features' norms."""
     generator = torch.Generator().manual_seed(4)
     left, right = (torch.randn(300, n, generator=generator) for n in (10, 65))

@@ -15,7 +15,7 @@ from typing import TypeVar
 from dpfed.accounting import gdp
 from dpfed.accounting.event_tree import mechanism_event
 from dpfed.accounting.guarantee import epsilon_of, is_gaussian, mechanism_mu_squared
-from dpfed.core.checks import refuse
+from dpfed.core.checks import is_count, refuse
 from dpfed.core.errors import Unpriceable
 from dpfed.core.types import Mechanism
 
@@ -50,7 +50,7 @@ def calibrate(
     """
     if not 0 < budget_fraction <= 1:
         raise refuse("budget_fraction", "above 0 and at most 1", budget_fraction)
-    if releases < 1:
+    if not is_count(releases, 1):
         raise refuse("releases", "a whole number, at least 1", releases, "plan at least one round")
     if is_gaussian(mechanism):
         mu = gdp.mu_for(epsilon, delta) * math.sqrt(budget_fraction)

@@ -120,8 +120,12 @@ def gather_statement(folder: Path, ledger: Path | None = None) -> StatementMater
     )
     if (folder / EVIDENCE_FOLDER).exists():  # then recipe.toml says nothing: nobody signed it
         return _with_evidence(material, folder)
-    recipe_file = folder / "recipe.toml"
-    recipe = recipes.load_recipe(recipe_file) if recipe_file.exists() else None
+    try:
+        content = read_bounded(folder / "recipe.toml", _MOST_BYTES)
+    except DataError as error:
+        raise RecipeError(str(error)) from error
+    tables = None if content is None else recipes.toml_tables(content, folder / "recipe.toml")
+    recipe = None if tables is None else recipes.load_recipe(tables)
     name = contents.get("training") or (recipe.name if recipe else folder.resolve().name)
     return replace(material, recipe=recipe, name=str(name))
 

@@ -26,12 +26,12 @@ bit: norms are added up by halves, whatever lies beside a row. Otherwise a serve
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dpfed.core.clipping import checked_clip, row_norms, row_norms_alone, rows_in_block
+from dpfed.core.clipping import checked_clip, row_norms_alone, rows_in_block
 from dpfed.core.errors import BadRelease
 from dpfed.core.rows import Dense, Outer
 from dpfed.core.types import BoundedSum, Rows
@@ -40,8 +40,6 @@ MIN_CLIP, MAX_CLIP = 2.0**-40, 2.0**40
 """Clips that a server may broadcast; with any other, every row is zero."""
 
 _MAX_SINGLE_CLIP = 2.0**60  # up to it, a quotient fits single precision
-_NEAR_CLIP = 2.0**-16  # relative distance from the clip within which a norm is computed exactly
-_MIN_NORM = 2.0**-100  # a smaller one is computed exactly, too
 
 
 def usable(by: float) -> bool:
@@ -116,7 +114,7 @@ class ClipIndicator(_Wrapped):
     def _numbers(self) -> Dense:
         if not usable(self.by):
             return Dense(torch.zeros(self.units, 1, dtype=torch.float64))
-        found = _norms_around(self.rows, self.by)
+        found = unit_norms(self.rows)
         half = torch.where(found <= self.by, 0.5, -0.5).double()  # a NaN is not within
         return Dense(torch.where(found != 0, half, 0.0)[:, None])
 
@@ -137,20 +135,3 @@ def unit_norms(rows: Rows) -> torch.Tensor:
 def _in_blocks(matrix: torch.Tensor) -> torch.Tensor:
     parts = torch.split(matrix, rows_in_block(matrix.shape[1]))
     return torch.cat([row_norms_alone(part) for part in parts])
-
-
-def _norms_around(rows: Rows, by: float) -> torch.Tensor:
-    """Norms that are exact only near ``by``: faster, and each is still on its side of ``by``.
-
-    A library's norms of a linear layer's rows are right to 2^-25, so that rows farther from ``by``
-    than 2^-16 of it are on the same side by any of them.
-    """
-    if not isinstance(rows, Outer) or rows.groups is not None or rows.feature_norms is None:
-        return unit_norms(rows)
-    if not rows.residual.dtype == rows.feature.dtype == torch.float32:  # squares may overflow
-        return unit_norms(rows)
-    norms = row_norms(rows.residual) * rows.feature_norms.double()
-    surely = ((norms - by).abs() > by * _NEAR_CLIP) & (norms > _MIN_NORM) & torch.isfinite(norms)
-    unsure = replace(rows, residual=rows.residual[~surely], feature=rows.feature[~surely])
-    norms[~surely] = unit_norms(unsure)
-    return norms

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sized
 from enum import Enum
-from numbers import Number
+from numbers import Integral, Number
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def check_not_negative(owner: str, **values: float) -> None:
 
 
 def check_at_least(least: int, owner: str, **values: int) -> None:
-    """Refuse a count below ``least``.
+    """Refuse what is not a whole number, or is below ``least``.
 
     Args:
         least: the smallest count that is allowed.
@@ -88,8 +88,18 @@ def check_at_least(least: int, owner: str, **values: int) -> None:
         **values: the counts, by option.
     """
     for name, value in values.items():
-        if not value >= least:
+        if not is_count(value, least):
             raise refuse(f"{owner}.{name}", f"a whole number, at least {least}", value)
+
+
+def is_count(value: object, least: int) -> bool:
+    """Whether a value is a whole number, also one of NumPy's, and at least ``least``.
+
+    Args:
+        value: whatever was given: 2.5 releases would be three, at the noise of fewer.
+        least: the smallest count that is allowed.
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def check_decay(owner: str, **values: float) -> None:

@@ -364,6 +364,9 @@ def directions_and_norms(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 def row_norms_alone(matrix: torch.Tensor) -> torch.Tensor:
     """Norms of rows, 0 if not finite; none depends on other rows or on the row's place."""
+    if matrix.dtype == torch.float32:  # its squares fit a double, and are exact there
+        norms = _tree_sums(matrix.double().square_()).sqrt_()
+        return torch.where(torch.isfinite(norms), norms, 0.0)
     scaled, exponents = normalised(matrix)
     return _unscaled(_alone_norms(scaled), exponents)
 

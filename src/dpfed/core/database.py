@@ -54,7 +54,7 @@ _AHEAD = sqlite3.SQLITE_IOERR_LOCK  # what a reader gets of a write-ahead log
 
 
 class _File:
-    """What this process has of one file: the lock of its threads, and their connection."""
+    """The connection that this process has to one file, and the lock of its threads on it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -63,8 +63,56 @@ class _File:
 
 
 _FILES: dict[str, _File] = {}
-_LOCK = threading.Lock()
 _INHERITED: list[Connection] = []
+
+
+class _Forks:
+    """Which threads are in blocks, and which want to fork: a fork waits until others have left.
+
+    While one waits, no thread begins a block, but one that is in a block may begin another: else
+    both would wait for ever. Nor does it wait for a thread that wants to fork, in a block. One
+    thread forks at a time.
+    """
+
+    def __init__(self) -> None:
+        self.changed, self.depths = threading.Condition(), dict[int, int]()
+        self.wanting, self.forking = set[int](), False
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        thread = threading.get_ident()
+        with self.changed:
+            self.changed.wait_for(lambda: thread in self.depths or not self.wanting)
+            self.depths[thread] = self.depths.get(thread, 0) + 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.depths[thread] -= 1
+                if not self.depths[thread]:
+                    del self.depths[thread]
+                self.changed.notify_all()
+
+    def begin(self) -> None:
+        with self.changed:
+            self.wanting.add(threading.get_ident())
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: not self.forking and self.depths.keys() <= self.wanting)
+            self.forking = True
+
+    def end(self) -> None:
+        with self.changed:
+            self.forking = False
+            self.wanting.discard(threading.get_ident())
+            self.changed.notify_all()
+
+    def end_in_child(self) -> None:
+        depths, thread = self.depths, threading.get_ident()
+        self.__init__()  # type: ignore[misc]  # the parent's other threads are not here
+        self.depths.update({own: deep for own, deep in depths.items() if own == thread})
+
+
+_FORKS = _Forks()
 
 
 @contextmanager
@@ -194,9 +242,8 @@ class Tables:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[_File]:
-    with _LOCK:
-        file = _FILES.setdefault(os.path.realpath(path), _File())
-    with file.lock:
+    file = _FILES.setdefault(os.path.realpath(path), _File())
+    with _FORKS.block(), file.lock:
         yield file
 
 
@@ -257,28 +304,16 @@ def _reader(path: Path, *, recover: bool) -> Connection:
 # ------------------------------------------------------------------------------- forks
 
 
-def _before_fork() -> None:
-    _LOCK.acquire()
-    for file in _FILES.values():
-        file.lock.acquire()
-
-
-def _after_fork() -> None:
-    for file in _FILES.values():
-        file.lock.release()
-    _LOCK.release()
-
-
 def _after_fork_in_child() -> None:
     """Forget the parent's connections; to close one would undo what the parent writes."""
-    _INHERITED.extend(file.db for file in _FILES.values() if file.db is not None)
+    _INHERITED.extend(file.db for file in list(_FILES.values()) if file.db is not None)
     _FILES.clear()
-    _LOCK.release()
+    _FORKS.end_in_child()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork,
+        before=_FORKS.begin,
+        after_in_parent=_FORKS.end,
         after_in_child=_after_fork_in_child,
     )

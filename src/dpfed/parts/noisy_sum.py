@@ -159,10 +159,10 @@ class NoisySum:
     ) -> None:
         if mechanism not in FRESH:
             raise refuse("mechanism", f"one of {', '.join(FRESH)} here", mechanism)
-        if not 1 <= parties <= MAX_PARTIES:
+        check_at_least(1, "NoisySum", releases=releases, parties=parties, colluders=colluders)
+        if parties > MAX_PARTIES:
             bound, way = f"from 1 to {MAX_PARTIES}", "for more, make a plan: dpfed.flower.make_plan"
             raise refuse("parties", bound, parties, way)
-        check_at_least(1, "NoisySum", colluders=colluders)
         self._sum = secure(survivors) if parties > 1 else None
         honest = 1 if self._sum is None else self._sum.min_honest(parties, colluders)
         self._parties, self._colluders = parties, colluders

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, TypeAlias
@@ -33,7 +34,7 @@ from typing import NoReturn, Protocol, TypeAlias
 import msgspec
 import torch
 
-from dpfed.core.checks import refuse
+from dpfed.core.checks import is_count, refuse
 from dpfed.core.errors import BadReply, DpfedError, RoundAborted
 from dpfed.core.log import log
 from dpfed.core.sum_protocol import Aborted, Opened, Requests, Signer, SumContext
@@ -153,6 +154,7 @@ class _Member:
     def __init__(self, terms: _Terms, context: SumContext) -> None:
         self._terms, self._context = terms, context
         self._secret, self._used, self._process = b"", False, os.getpid()
+        self._lock = threading.Lock()
 
     def __reduce__(self) -> NoReturn:
         """No copies: each could put the same share of noise into a sum of its own."""
@@ -161,16 +163,17 @@ class _Member:
     def reply(self, stage: str, message: bytes) -> bytes:
         """The answer to one request of the server."""
         release = None
-        if stage == self._terms.sum.release_stage:
-            if self._used or os.getpid() != self._process:
-                raise BadReply(
-                    "a SumParty answers one sum, in the process that made it; make another one, "
-                    "with another name"
-                )
-            self._used, release = True, {UPDATE: self._terms.release}
-        made, self._secret = self._terms.sum.reply(
-            stage, {SUM: message}, release, self._secret, self._context
-        )
+        with self._lock:  # of two threads with one party, one has the share
+            if stage == self._terms.sum.release_stage:
+                if self._used or os.getpid() != self._process:
+                    raise BadReply(
+                        "a SumParty answers one sum, in the process that made it; make another "
+                        "one, with another name"
+                    )
+                self._used, release = True, {UPDATE: self._terms.release}
+            made, self._secret = self._terms.sum.reply(
+                stage, {SUM: message}, release, self._secret, self._context
+            )
         return made[SUM]
 
 
@@ -197,7 +200,7 @@ class SumServer:
         door: NoisySum | None = None,
         timeout: float = 60.0,
     ) -> None:
-        if not 3 <= parties <= MAX_PARTIES:
+        if not (is_count(parties, 3) and parties <= MAX_PARTIES):
             raise refuse(
                 "parties", f"from 3 to {MAX_PARTIES}", parties, "two know each other's term"
             )

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from numbers import Integral
 from typing import Any, TypeVar
 
 from dpfed.accounting import gdp
@@ -31,7 +30,7 @@ from dpfed.accounting.calibrate import calibrate
 from dpfed.accounting.event_tree import ChannelUse, TrainingReleases
 from dpfed.accounting.guarantee import SERVER, delta_warning, guarantee
 from dpfed.accounting.signal import Signal
-from dpfed.core.checks import refuse
+from dpfed.core.checks import is_count, refuse
 from dpfed.core.errors import RecipeError
 from dpfed.core.types import Adjacency, Facts, NoiseSource, Trust, Unit
 from dpfed.mechanisms.gaussian import Gaussian, gaussian
@@ -165,7 +164,7 @@ def _choice(kind: type[Choice], word: str) -> Choice:
 
 def _check_whole(**counts: int | None) -> None:
     for name, count in counts.items():
-        if count is not None and (not isinstance(count, Integral) or count < 1):
+        if count is not None and not is_count(count, 1):
             raise refuse(name, "a whole number, at least 1", count, "give a count such as 20")
 
 

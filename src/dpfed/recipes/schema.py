@@ -48,6 +48,7 @@ from dpfed.recipes.methods import (
 from dpfed.recipes.query import with_questions
 
 PlugIn = dict[str, Any]
+_MOST_BYTES = 1 << 22  # of a recipe, which may list many clients
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """What a training and a data set may be called in terms."""
 PRETRAINED = ("transformers", "timm")
@@ -498,12 +499,29 @@ def _without_none(tree: Any) -> Any:
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file; a run is named after it unless it says otherwise."""
     try:
-        return {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise RecipeError(
             f"recipe {str(path)!r} cannot be read ({error.strerror}); give the path of a TOML "
             f"file, such as 'dpfed new NAME --recipe' writes"
         ) from error
+    return toml_tables(content, path)
+
+
+def toml_tables(content: bytes, path: Path) -> dict[str, Any]:
+    """The tables that a TOML file's bytes hold, and a name.
+
+    Args:
+        content: what was read of the file, which may be longer.
+        path: the file's; a run is named after it unless it says otherwise.
+    """
+    if len(content) > _MOST_BYTES:
+        raise RecipeError(
+            f"recipe {str(path)!r} must have at most {_MOST_BYTES} bytes, got more; give a recipe"
+        )
+    try:
+        return {"name": path.stem, **tomllib.loads(content.decode())}
     except (ValueError, RecursionError) as error:
         raise RecipeError(
             f"recipe {str(path)!r} is not TOML ({error}); correct that place"

@@ -24,6 +24,8 @@ child does, or dies of, this process continues.
 | a link is in its path                            |                                            |
 | another gate serves from the same state          | this one ends with a sentence, before it   |
 |                                                  | touches a socket or a file                 |
+| a copy is put in the place of the state's folder | ends with a sentence within seconds, and   |
+|                                                  | answers no order before                    |
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import scipy.special  # noqa: F401  a child would load it anew for each order's cost
@@ -48,11 +50,13 @@ from dpfed.core.jail import ChildEnded, harden, run_in_child
 from dpfed.core.log import OneLine, log
 from dpfed.silo.frames import LENGTH, receive
 from dpfed.silo.handler import RequestHandler
+from dpfed.silo.owner import refuse_shared_state
 from dpfed.silo.policy import GatePolicy, Policy
 from dpfed.silo.publish import Publisher
 
 _LOCK, _LOCK_TIMEOUT_S = "gate.lock", 5.0
 _CREDENTIALS = struct.Struct("3i")
+_LOOK_S = 5.0  # between two looks at the folder of the state
 _FRAME_TIMEOUT_S = 5.0  # for a whole request to come in, or a whole reply to be taken
 
 
@@ -68,18 +72,23 @@ def run_gate(policy: Policy, ready: Callable[[], None] = lambda: None, digest: s
     written = logging.StreamHandler()
     written.setFormatter(OneLine())  # an error may quote an order's text
     log.addHandler(written)
-    with only_gate(Path(policy.gate.state)):
-        _run(policy, ready, digest)
+    with only_gate(Path(policy.gate.state)) as in_place:
+        _run(policy, ready, digest, in_place)
 
 
 @contextmanager
-def only_gate(state: Path) -> Iterator[None]:
+def only_gate(state: Path) -> Iterator[Callable[[], None]]:
     """Hold the lock of a state folder; DataError if another gate holds it.
 
     Args:
         state: the folder; it is made if missing.
+
+    Returns:
+        a context with a function that refuses to go on where another folder, such as a copy, was
+        put in its place: another gate could lock that one.
     """
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    refuse_shared_state(state)
     last = time.monotonic() + _LOCK_TIMEOUT_S  # a killed gate's child has the lock until it ends
     with ExitStack() as held:
         while True:
@@ -94,10 +103,29 @@ def only_gate(state: Path) -> Iterator[None]:
                         f"its own"
                     ) from error
             time.sleep(0.05)
-        yield
+        mine = _identity(state / _LOCK)
+
+        def check() -> None:
+            if _identity(state / _LOCK) != mine:
+                raise DataError(
+                    f"gate.state must stay in its place while a gate runs, and another folder was "
+                    f"put at {str(state)!r}; stop the gate before files are put back, and start it "
+                    f"again"
+                )
+
+        yield check
 
 
-def _run(policy: Policy, ready: Callable[[], None], digest: str) -> None:
+def _identity(path: Path) -> tuple[int, int] | None:
+    with suppress(FileNotFoundError):
+        facts = path.stat()
+        return facts.st_dev, facts.st_ino
+    return None
+
+
+def _run(
+    policy: Policy, ready: Callable[[], None], digest: str, in_place: Callable[[], None]
+) -> None:
     handler = RequestHandler(policy)
     handler.open()
     users = {pwd.getpwnam(name).pw_uid for name in policy.gate.relay_users}
@@ -106,7 +134,7 @@ def _run(policy: Policy, ready: Callable[[], None], digest: str) -> None:
         publisher = Publisher(handler)
         publisher.begin(digest)
         ready()
-        _serve(gate, handler, users, publisher)
+        _serve(gate, handler, users, publisher, in_place)
 
 
 def listen(gate: GatePolicy) -> socket.socket:
@@ -152,12 +180,22 @@ def refuse_open_folder(folder: Path, user: int | None = None) -> None:
 
 
 def _serve(
-    gate: socket.socket, handler: RequestHandler, users: set[int], publisher: Publisher
+    gate: socket.socket,
+    handler: RequestHandler,
+    users: set[int],
+    publisher: Publisher,
+    in_place: Callable[[], None],
 ) -> None:
     recent: deque[float] = deque(maxlen=handler.policy.gate.per_minute)
+    gate.settimeout(_LOOK_S)
     while True:
-        relay, _ = gate.accept()
+        in_place()
+        try:
+            relay, _ = gate.accept()
+        except TimeoutError:
+            continue
         with relay:
+            in_place()
             if len(recent) == recent.maxlen:
                 time.sleep(max(0.0, recent[0] + 60 - time.monotonic()))
             recent.append(time.monotonic())

@@ -59,7 +59,7 @@ from dpfed.recipes.schema import PRETRAINED
 from dpfed.recipes.terms import Terms, read_terms
 from dpfed.silo.approvals import CONFLICT, ZERO_ROWS, Price, clock_time
 from dpfed.silo.blocks import Blocks, open_blocks
-from dpfed.silo.owner import Owner, load_records, lower_budget
+from dpfed.silo.owner import Owner, load_records, lower_budget, refuse_shared_state
 from dpfed.silo.policy import DataPolicy, Mode
 from dpfed.sums.secagg.identity import SigningKey
 from dpfed.training.account import Account, AccountHolder
@@ -90,6 +90,7 @@ class RequestHandler(Owner):
 
     def open(self) -> None:
         """Load the data, let the owner's budgets stand, and build what is approved."""
+        refuse_shared_state(self.state)
         _ = self.key
         self.approvals.count_sources(self.check_accounts())
         ledger = self.ledger()

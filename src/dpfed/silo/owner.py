@@ -100,6 +100,24 @@ class Owner:
         return data
 
 
+def refuse_shared_state(folder: Path) -> None:
+    """Refuse a state folder in which others could put an older ledger, or another key.
+
+    A volume that is root's and of this process's group (Kubernetes' ``fsGroup``) is its own.
+
+    Args:
+        folder: gate.state.
+    """
+    facts = folder.stat()
+    volume = facts.st_uid == 0 and facts.st_gid == os.getegid()
+    if not (volume or facts.st_uid == os.geteuid()) or facts.st_mode & (0o002 if volume else 0o022):
+        raise DataError(
+            f"gate.state must be writable by the gate's user alone, got mode "
+            f"{facts.st_mode & 0o7777:o} of user {facts.st_uid} at {str(folder)!r}; 'chmod go-w' "
+            f"it, and chown it to the gate's user"
+        )
+
+
 def lower_budget(name: str, data: DataPolicy, stands: Budget) -> str:
     """That the owner's command has lowered a budget, in words.
 
