@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from dpfed.silo import gate
-from tests.helpers.gate_parts import ME, ORDER, REPLY, RequestHandler, framed
+from dpfed.silo.keeper import reply_in_child
+from tests.helpers.gate_parts import ME, ORDER, REPLY, RequestHandler, framed, kept
 
 pytestmark = pytest.mark.slow  # each waits for a clock
 
@@ -31,9 +32,9 @@ def asked(handler: RequestHandler, hold: float) -> tuple[bytes, float]:
 
     def serve() -> None:
         with relay:
-            gate._serve_request(relay, handler, {ME})  # type: ignore[arg-type]
+            gate._serve_request(relay, keeper, {ME})
 
-    with other:
+    with other, kept(handler) as keeper:
         serving = threading.Thread(target=serve)
         serving.start()
         other.sendall(framed(ORDER)[:-1])
@@ -114,7 +115,7 @@ def test_what_a_train_function_has_started_ends_with_it_and_holds_no_answer(
         return end()
 
     began = time.monotonic()
-    assert gate._run_in_child(work, 30.0) == (None if end is die else REPLY)
+    assert reply_in_child(work, 30.0) == (None if end is die else REPLY)
     assert time.monotonic() - began < 10.0
     assert gone(int(behind.read_text()))
 
@@ -127,7 +128,7 @@ def test_so_it_is_where_the_time_is_up(tmp_path: Path) -> None:
         time.sleep(60)
         return REPLY
 
-    assert gate._run_in_child(work, 1.0) is None
+    assert reply_in_child(work, 1.0) is None
     assert gone(int(behind.read_text()))
 
 
@@ -137,7 +138,7 @@ def test_processes_that_were_there_before_go_on() -> None:
         time.sleep(60)
         os._exit(0)
     try:
-        assert gate._run_in_child(lambda: REPLY, 10.0) == REPLY
+        assert reply_in_child(lambda: REPLY, 10.0) == REPLY
         assert not gone(other)
     finally:
         os.kill(other, signal.SIGKILL)
@@ -154,7 +155,7 @@ def test_a_gate_that_is_killed_leaves_nobody_at_the_data(tmp_path: Path) -> None
 
     killed = os.fork()
     if killed == 0:
-        gate._run_in_child(work, 60.0)
+        reply_in_child(work, 60.0)
         os._exit(0)
     while not written.exists() or not written.read_text():
         time.sleep(0.01)
@@ -175,7 +176,7 @@ def test_a_child_that_ignores_its_alarm_is_ended() -> None:
         return REPLY
 
     began = time.monotonic()
-    assert gate._run_in_child(work, 1.0) is None
+    assert reply_in_child(work, 1.0) is None
     assert 1.4 <= time.monotonic() - began < 10.0
 
 
@@ -184,8 +185,8 @@ def test_an_older_system_is_answered_too(monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError(38, "not implemented")
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    assert gate._run_in_child(lambda: REPLY, 10.0) == REPLY
-    assert gate._run_in_child(die, 10.0) is None
+    assert reply_in_child(lambda: REPLY, 10.0) == REPLY
+    assert reply_in_child(die, 10.0) is None
 
 
 def test_a_reply_that_is_being_stored_is_not_stopped() -> None:
@@ -196,5 +197,5 @@ def test_a_reply_that_is_being_stored_is_not_stopped() -> None:
         time.sleep(1.3)
         return REPLY
 
-    assert gate._run_in_child(work, 1.0) == REPLY
-    assert gate._run_in_child(lambda: time.sleep(1.3) or REPLY, 1.0) is None
+    assert reply_in_child(work, 1.0) == REPLY
+    assert reply_in_child(lambda: time.sleep(1.3) or REPLY, 1.0) is None

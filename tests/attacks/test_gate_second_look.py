@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import logging
 import os
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from torch import nn
 from dpfed.cli.silo_text import days_of, proposal, state_of, verdict
 from dpfed.core import registry
 from dpfed.core.errors import RecipeError, UnsoundPlan, failures
+from dpfed.core.log import log
 from dpfed.core.types import Unit
 from dpfed.data.datasets import Records
 from dpfed.data.modules import Network, seeded
@@ -35,8 +37,10 @@ from dpfed.recipes.terms import read_terms
 from dpfed.silo import approvals, gate
 from dpfed.silo.approvals import Approvals
 from dpfed.silo.handler import RequestHandler
+from dpfed.silo.keeper import reply_in_child
 from dpfed.silo.policy import DataPolicy, load_policy
-from tests.helpers.handlers import approved, enrolment, handler, order, said
+from tests.helpers.gate_parts import kept
+from tests.helpers.handlers import approved, enrolment, handler, looked_at, order, said
 from tests.silo.gates import CLASSES, FEATURES, RECORDS, Silo, records, terms_for
 
 RAISES = 3e6
@@ -87,11 +91,11 @@ def summed(kind: type[BaseException]) -> bytes:
 def test_in_a_gates_child_whatever_is_raised_on_a_record_is_its_own_row(
     kind: type[BaseException],
 ) -> None:
-    assert gate._run_in_child(lambda: summed(kind), 60.0) == summed(ValueError)
+    assert reply_in_child(lambda: summed(kind), 60.0) == summed(ValueError)
 
 
 def test_in_a_users_own_process_an_interrupt_still_stops_the_run() -> None:
-    gate._run_in_child(lambda: b"", 60.0)
+    reply_in_child(lambda: b"", 60.0)
     assert not issubclass(KeyboardInterrupt, failures())
     with pytest.raises(KeyboardInterrupt):
         summed(KeyboardInterrupt)
@@ -100,24 +104,20 @@ def test_in_a_users_own_process_an_interrupt_still_stops_the_run() -> None:
 # ----------------------------------------------------------------- threads and a fork
 
 _GATE = """
-import sys, torch
-from dpfed.silo import approvals, gate
-from dpfed.silo.approvals import Approvals
-from dpfed.silo.handler import RequestHandler
-from dpfed.silo.policy import DataPolicy, load_policy
+import math, time, torch
+from dpfed.silo.keeper import Asked, Keeper
 class Held:
-    def __init__(self, policy): self.policy = policy
+    class policy:
+        class gate: longest = 60.0
     def open(self): torch.ones(3_000_000).exp().sum()  # as data is loaded
-class Stop(Exception): pass
-class Policy:
-    class gate: relay_users = ()
-def listen(policy): raise Stop
+    def reply(self, order, zero_rows): return str(float(torch.ones(3_000_000).sum())).encode()
 torch.set_num_threads(4)  # as on a machine with four cores
-gate.harden, gate.RequestHandler, gate.listen = lambda: None, Held, listen
-try: gate.run_gate(Policy)
-except Stop: pass
-def train(): return str(float(torch.ones(3_000_000).sum())).encode()
-print(gate._run_in_child(train, 20.0))
+torch.ones(3_000_000).exp().sum()
+with Keeper(Held()) as keeper:
+    keeper.look(math.inf)
+    last = time.monotonic() + 20.0
+    asked = Asked(order=b"", training="", came=None, deadline=last, zero_rows=False)
+    print(keeper.ask(asked, last + 5))
 """
 
 
@@ -141,7 +141,7 @@ def test_a_child_computes_after_its_gate_has_whatever_the_number_of_threads() ->
 
 @pytest.mark.slow
 def test_a_round_that_was_lost_to_time_is_in_the_log_and_in_status(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, terms = approved(tmp_path)
     held.policy = msgspec.structs.replace(
@@ -156,12 +156,19 @@ def test_a_round_that_was_lost_to_time_is_in_the_log_and_in_status(
         return real(self, params, unit)
 
     monkeypatch.setattr(kind, "rows", slow)
-    reply = gate._reply_in_time(held, order(terms), time.monotonic())
+    written = logging.FileHandler(tmp_path / "log")  # the keeper is another process
+    log.addHandler(written)
+    try:
+        with kept(held) as keeper:
+            reply = gate._reply_in_time(keeper, order(terms), time.monotonic())
+    finally:
+        log.removeHandler(written)
+        written.close()
     assert os.getpid() == parent
     assert reply is not None
     assert "error" not in said(reply)
-    assert "signal 14" in caplog.text
-    assert "all-zero update" in caplog.text
+    assert "signal 14" in (tmp_path / "log").read_text()
+    assert "all-zero update" in (tmp_path / "log").read_text()
     assert "1 answered, 1 with zero rows (see the log), 0 refused" in state_of(held)
     assert "zero rows" in days_of(held)
 
@@ -240,7 +247,7 @@ def test_no_text_is_parsed_where_no_training_is_approved_by_rule(
     monkeypatch.setattr(
         "dpfed.silo.handler.read_terms", lambda each: looked.append(each) or read_terms(each)
     )
-    assert (held.refuse_early(enrolment("gated", text)) is None) == by_rule
+    assert (looked_at(held, enrolment("gated", text)) is None) == by_rule
     assert ("error" in said(held.reply(enrolment("gated", text)))) != by_rule
     assert bool(looked) == by_rule
 
@@ -310,13 +317,13 @@ def test_the_gate_keeps_a_few_trainings_and_none_that_was_revoked(tmp_path: Path
         text = terms_for(tmp_path, 3, name=f"run-{at}").read_text()
         made[at] = read_terms(text)
         held.approvals.approve(made[at], text, days=1, by="root")
-        assert held.refuse_early(order(made[at])) is None
-        held.refuse_early(order(made[0]))  # the one that is always used
+        assert looked_at(held, order(made[at])) is None
+        looked_at(held, order(made[0]))  # the one that is always used
     assert len(held._trainings) == 8
     assert {"run-0", "run-11"} <= set(held._trainings)
     assert "error" not in said(held.reply(order(made[1])))  # built again
     held.approvals.revoke("run-11")
-    held.refuse_early(order(made[2]))
+    looked_at(held, order(made[2]))
     assert "run-11" not in held._trainings
     assert len(held._trainings) <= 8
     again = RequestHandler(held.policy)

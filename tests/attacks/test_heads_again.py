@@ -54,6 +54,7 @@ from tests.helpers.handlers import (
     _own_environment,  # noqa: F401
     approved,
     handler,
+    looked_at,
     order,
     said,
     sent,
@@ -64,7 +65,7 @@ from tests.silo.gates import terms_for
 
 def answered(held: RequestHandler, raw: bytes) -> dict[str, Any]:
     """As a gate answers: it looks at the order before it makes a child."""
-    return said(held.refuse_early(raw) or held.reply(raw))
+    return said(looked_at(held, raw) or held.reply(raw))
 
 
 def statement(name: str) -> bytes:

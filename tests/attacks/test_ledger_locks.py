@@ -33,7 +33,7 @@ from dpfed.core.jail import run_in_child
 from dpfed.silo import gate
 from dpfed.silo.gate import only_gate
 from tests.cli.test_start import trained
-from tests.helpers.handlers import _own_environment, approved, enrolment, order, said  # noqa: F401
+from tests.helpers.handlers import _own_environment, approved, enrolment, looked_at, order, said  # noqa: F401
 from tests.helpers.ledgers import B2, BUDGET, KEY, request
 from tests.silo.gates import Silo, read, terms_for
 
@@ -220,7 +220,7 @@ def test_only_sqlite_opens_a_database_and_once_at_a_time(tmp_path: Path) -> None
 
         replies = []
         for message in (enrolment(terms.name), order(terms)):
-            assert held.refuse_early(message) is None
+            assert looked_at(held, message) is None
             reply = run_in_child(partial(answer, message), 60.0)
             replies.append(said(reply).get("error"))
             hook.wrong += json.loads((tmp_path / "child").read_text())

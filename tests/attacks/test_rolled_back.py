@@ -36,7 +36,7 @@ from dpfed.sums.secagg.identity import SigningKey
 from dpfed.training.wire.codec import CONTROL, REPLY
 from dpfed.training.wire.enrolment import enrolment
 from dpfed.training.wire.heads import MOST_BROUGHT, SIZE, Kept, sign_head
-from tests.helpers.handlers import _own_environment, handler, order, said  # noqa: F401
+from tests.helpers.handlers import _own_environment, handler, looked_at, order, said  # noqa: F401
 from tests.silo.gates import terms_for
 
 EPSILON, DELTA = 4.0, 1e-5  # the owner's budget: three trainings of 2.0 and a little
@@ -83,7 +83,7 @@ class History:
 
     def reply(self, order: bytes) -> bytes:
         """As the gate answers: the order is counted before a child is made."""
-        return self.held.refuse_early(order) or self.held.reply(order)
+        return looked_at(self.held, order) or self.held.reply(order)
 
     def brought(self) -> list[bytes]:
         honest = self.honest.newest() if self.honest else []

@@ -39,6 +39,7 @@ from dpfed.silo.frames import LENGTH, receive
 from dpfed.training.metrics import metrics_channel
 from dpfed.training.plan import Plan
 from dpfed.training.reply import ClientState, client_reply
+from tests.helpers.gate_parts import kept
 from tests.helpers.handlers import handler, order, said
 from tests.helpers.record_values import plan_for
 from tests.silo.gates import CLASSES, FEATURES, records, terms_for
@@ -108,8 +109,8 @@ def through_the_gate(folder: Path, value: float, metrics: list[str] | None) -> t
     held._trainings[terms.name] = (terms, problem)
     relay, other = socket.socketpair(socket.AF_UNIX)
     other.settimeout(30.0)
-    with relay, other:
-        serving = threading.Thread(target=gate._serve_request, args=(relay, held, {os.geteuid()}))
+    with relay, other, kept(held) as keeper:
+        serving = threading.Thread(target=gate._serve_request, args=(relay, keeper, {os.geteuid()}))
         serving.start()
         raw = order(terms)
         began = time.monotonic()

@@ -16,7 +16,7 @@ from dpfed.cli.main import app
 from dpfed.core.errors import RecipeError
 from dpfed.core.log import log
 from dpfed.silo import gate
-from tests.helpers.gate_parts import REPLY, RequestHandler
+from tests.helpers.gate_parts import REPLY, RequestHandler, kept
 
 
 def policy_at(folder: Path) -> str:
@@ -58,8 +58,8 @@ def test_the_gate_takes_a_probe_for_no_order_and_logs_nothing(
     handler = RequestHandler(tmp_path, lambda: REPLY)
     relay, other = socket.socketpair(socket.AF_UNIX)
     other.close()
-    with relay:
-        gate._serve_request(relay, handler, users)  # type: ignore[arg-type]
+    with relay, kept(handler) as keeper:
+        gate._serve_request(relay, keeper, users)
     assert handler.asked() == []
     assert caplog.text == ""
 

@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import struct
 import threading
 import time
@@ -20,7 +21,14 @@ from pathlib import Path
 import pytest
 
 from dpfed.core import jail
-from dpfed.core.jail import ChildEnded, harden, run_in_child
+from dpfed.core.jail import (
+    ChildEnded,
+    StayingChild,
+    harden,
+    harden_again,
+    machine_memory,
+    run_in_child,
+)
 
 REPLY = b"a reply"
 NOBODY = 65534
@@ -134,22 +142,96 @@ def test_a_hardened_process_of_no_special_rights_outlives_its_child() -> None:
     Before: the gate's user is not root, so that no child's score was ever written.
     """
 
-    def scores() -> bytes:
-        if os.geteuid() == 0:
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # as a process that a service manager starts
-        harden()
+    def scores() -> list[int]:
         first = int(run_in_child(lambda: str(score()).encode(), 10.0))
-        return json.dumps([score(), first]).encode()
+        return [score(), first]
+
+    def of_a_child_that_stays() -> list[int]:
+        def work(other: socket.socket) -> None:
+            harden_again()
+            other.sendall(json.dumps(scores()).encode())
+
+        child = StayingChild(work)
+        found: list[int] = json.loads(child.connection.recv(100))
+        child.end()
+        return found
 
     process = os.fork()  # run_in_child would give it a score already
     if process == 0:
         code = 1
         try:
-            own, child = json.loads(scores())
-            code = 0 if own < child == 500 else 2
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+                ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # as a process that a service manager starts
+            harden()
+            found = [scores(), of_a_child_that_stays()]
+            code = 0 if all(own < child == 500 for own, child in found) else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+
+
+# -------------------------------------------------------------------------- a child that stays
+
+
+def test_a_child_that_stays_has_its_own_connection_and_no_other_socket() -> None:
+    inherited, other = socket.socketpair()
+
+    def work(connection: socket.socket) -> None:
+        assert connection.recv(1) == b"x"
+        connection.sendall(b"y")
+        connection.recv(1)
+
+    with inherited, other:
+        child = StayingChild(work)
+        inherited.close()
+        other.settimeout(5.0)
+        assert other.recv(1) == b""  # nobody else has it open
+        child.connection.sendall(b"x")
+        assert child.connection.recv(1) == b"y"
+        assert child.end() == "signal 9 (Killed)"
+
+
+def test_it_and_its_own_children_have_a_limit_of_memory() -> None:
+    def take() -> bytes:
+        try:
+            return str(len(bytes(300 << 20))).encode()
+        except MemoryError:
+            return b"too much"
+
+    def work(connection: socket.socket) -> None:
+        connection.sendall(take().ljust(10) + run_in_child(take, 10.0).ljust(10))
+
+    for memory, expected in ((200 << 20, b"too much"), (None, str(300 << 20).encode())):
+        child = StayingChild(work, memory)
+        assert child.connection.recv(20) == 2 * expected.ljust(10)
+        child.end()
+
+
+def test_nothing_is_left_of_it_and_what_it_has_started() -> None:
+    def work(connection: socket.socket) -> None:
+        started = os.fork()
+        if started:
+            connection.sendall(str(started).encode())
+        else:
+            os.setsid()
+        time.sleep(60)
+
+    child = StayingChild(work)
+    started = int(child.connection.recv(10))
+    child.end()
+    for pid in (child.pid, started):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_machine_has_memory_and_a_container_what_it_may_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = machine_memory()
+    assert 1 << 28 < whole < 1 << 50
+    for said, expected in (("max", whole), (str(1 << 28), 1 << 28)):
+        monkeypatch.setattr(Path, "read_text", lambda *_, said=said, **__: said)
+        assert machine_memory() >= expected if said == "max" else machine_memory() == expected

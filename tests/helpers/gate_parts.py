@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from dpfed.silo.frames import LENGTH
+from dpfed.silo.handler import Peek
+from dpfed.silo.keeper import Keeper
 from dpfed.silo.policy import GatePolicy
 
 ME = os.geteuid()
@@ -30,8 +36,13 @@ class RequestHandler:
         self.policy = SimpleNamespace(gate=policy(folder, **changes))
         self.folder, self.first = folder, first
 
-    def refuse_early(self, order: bytes) -> bytes | None:
-        return None
+    came = None
+
+    def open(self) -> None:
+        """Nothing: there are no data."""
+
+    def peek(self, order: bytes) -> Peek:
+        return Peek(None, "")
 
     def reply(self, order: bytes, zero_rows: bool = False) -> bytes:
         (self.folder / f"asked-{zero_rows}").write_bytes(order)
@@ -39,6 +50,16 @@ class RequestHandler:
 
     def asked(self) -> list[str]:
         return sorted(each.name for each in self.folder.glob("asked-*"))
+
+
+@contextmanager
+def kept(handler: Any) -> Iterator[Keeper]:
+    """A keeper of what this handler loads; it locks none of the tests' memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpfed.silo.keeper.harden_again", lambda: None)
+        with Keeper(handler) as keeper:
+            keeper.look(math.inf)
+            yield keeper
 
 
 def framed(reply: bytes) -> bytes:

@@ -39,6 +39,14 @@ def approved(folder: Path, **changes: Any) -> tuple[RequestHandler, Terms]:
     return held, terms
 
 
+def looked_at(held: RequestHandler, raw: bytes) -> bytes | None:
+    """As a gate and its keeper do before a child is made: an early refusal, or None."""
+    peek = held.peek(raw)
+    if peek.training:
+        held.prepare(peek.training)
+    return peek.refusal
+
+
 def sent(content: RecordDict) -> bytes:
     return to_bytes(content)
 

@@ -16,6 +16,7 @@ from tests.helpers.handlers import (
     _own_environment,  # noqa: F401
     approved,
     enrolment,
+    looked_at,
     order,
 )
 
@@ -43,9 +44,9 @@ def test_they_are_those_of_ledger_and_approvals(tmp_path: Path) -> None:
 def test_an_order_is_counted_at_the_time_when_it_came(tmp_path: Path) -> None:
     """How long its reply took may depend on records: the time of it is in no file."""
     held, terms = approved(tmp_path)
-    assert held.refuse_early(order(terms)) is None
-    assert held._came is not None
-    held._came = held._came.replace(year=2031)
+    assert looked_at(held, order(terms)) is None
+    assert held.came is not None
+    held.came = held.came.replace(year=2031)
     held.reply(order(terms))
     held.reply(order(terms, round=1), zero_rows=True)
     times = {e.kind: e.last for e in held.approvals.events() if e.training == terms.name}

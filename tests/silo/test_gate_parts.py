@@ -21,7 +21,7 @@ from dpfed.core.errors import DataError
 from dpfed.silo import gate
 from dpfed.silo.frames import LENGTH
 from dpfed.silo.gate import listen, refuse_open_folder
-from tests.helpers.gate_parts import ME, ORDER, REPLY, RequestHandler, framed, policy
+from tests.helpers.gate_parts import ME, ORDER, REPLY, RequestHandler, framed, kept, policy
 
 
 @pytest.fixture
@@ -104,8 +104,8 @@ def request(handler: RequestHandler, order: bytes = ORDER, users: tuple[int, ...
     relay, other = socket.socketpair(socket.AF_UNIX)
     with other:
         other.sendall(framed(order))
-        with relay:
-            gate._serve_request(relay, handler, set(users))  # type: ignore[arg-type]
+        with relay, kept(handler) as keeper:
+            gate._serve_request(relay, keeper, set(users))
         with suppress(ConnectionResetError):  # closed before the order was read
             return b"".join(iter(lambda: other.recv(1 << 16), b""))
         return b""

@@ -33,6 +33,7 @@ from tests.helpers.handlers import (
     approved,
     enrolment,
     handler,
+    looked_at,
     order,
     said,
     sent,
@@ -362,14 +363,14 @@ def test_what_nobody_approved_is_turned_away_without_work(tmp_path: Path) -> Non
     held, terms = approved(tmp_path)
     assert held._trainings == {}  # approved after it was opened
     for raw in (b"", b"garbage", enrolment("unknown")):
-        found = held.refuse_early(raw)
+        found = looked_at(held, raw)
         assert found is not None
         assert said(found)["error"] == "UnsoundPlan"
         assert found == held.reply(raw) or raw != enrolment("unknown")
-    assert held.refuse_early(order(terms)) is None
+    assert looked_at(held, order(terms)) is None
     assert set(held._trainings) == {terms.name}  # built once, for all children
-    assert held.refuse_early(b"x" * 70_000) is None  # a child's work
-    without_rules = held.refuse_early(enrolment("new", "some terms"))
+    assert looked_at(held, b"x" * 70_000) is None  # a child's work
+    without_rules = looked_at(held, enrolment("new", "some terms"))
     assert without_rules == held.reply(enrolment("new", "some terms"))
 
 

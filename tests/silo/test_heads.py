@@ -43,6 +43,7 @@ from dpfed.training.wire.heads import (
 from tests.helpers.handlers import (
     _own_environment,  # noqa: F401
     approved,
+    looked_at,
     order,
     said,
     sent,
@@ -231,7 +232,7 @@ def test_of_heads_of_one_second_the_last_are_kept(tmp_path: Path) -> None:
     kept, made = Kept(tmp_path / "kept"), []
     for _ in range(3 * HEADS_OF_A_KEY):
         asked = enrolment(terms.name)
-        assert held.refuse_early(asked) is None
+        assert looked_at(held, asked) is None
         made.append(said(held.reply(asked))["head"])
         kept.keep(made[::-1])  # also where old ones are brought again
     assert kept.newest(HEADS_OF_A_KEY) == made[: -HEADS_OF_A_KEY - 1 : -1]

@@ -17,6 +17,7 @@ from tests.helpers.handlers import (
     _own_environment,  # noqa: F401
     enrolment,
     handler,
+    looked_at,
     order,
 )
 from tests.silo.gates import terms_for
@@ -69,8 +70,8 @@ def test_what_was_written_is_the_same_whether_a_record_stops_its_process(tmp_pat
     seen = []
     for name, zero in (("one", False), ("other", True)):
         held, terms, publisher = watched(tmp_path / name)
-        held.refuse_early(order(terms))
-        held._came = held.approvals.now().replace(year=2031)
+        looked_at(held, order(terms))
+        held.came = held.approvals.now().replace(year=2031)
         held.reply(order(terms), zero_rows=zero)
         publisher.publish()
         rows = [{**line, "time": ""} for line in lines(tmp_path / name)]

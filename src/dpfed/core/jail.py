@@ -2,6 +2,7 @@
 """A child process with limits: what it does, or dies of, the process that started it outlives.
 
     reply = run_in_child(work, seconds=30.0, memory=1 << 30)
+    child = StayingChild(work, memory=1 << 30)     # it has a connection, until one of both ends
 
 On Linux. The child is a fork: it inherits what is in memory, and only bytes come back.
 
@@ -12,7 +13,9 @@ On Linux. The child is a fork: it inherits what is in memory, and only bytes com
 | the machine has no memory left                | the system ends the child first                  |
 | it starts processes of its own                | they end with it, in whatever session they are,  |
 |                                               | and nobody waits for them                        |
-| the process that started it is killed         | the child ends, too                              |
+| the process that started it is killed         | the child ends, too, and all children of its own |
+| sockets of the process that started it, and a | it has none of them: no other side waits for it  |
+| child that stays                              |                                                  |
 | a program with rights of its own (set-uid)    | gains none                                       |
 """
 
@@ -23,6 +26,8 @@ import ctypes
 import os
 import select
 import signal
+import socket
+import stat
 import struct
 import sys
 import time
@@ -61,6 +66,15 @@ def harden() -> None:
         log.warning("memory may be swapped to disk: raise the limit 'memlock', or encrypt the swap")
 
 
+def harden_again() -> None:
+    """The same for a child of a hardened process, which does not inherit all of it."""
+    with suppress(OSError):  # its own score is open to it as long as it may be dumped
+        _prctl(_PR_SET_DUMPABLE, 1)
+        _score_file()
+    _LIBRARY.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    _LIBRARY.mlockall(_MCL_CURRENT_AND_FUTURE)
+
+
 def run_in_child(work: Callable[[], bytes], seconds: float, memory: int | None = None) -> bytes:
     """What ``work`` returns in a forked child; ``ChildEnded`` if it dies, or takes too long.
 
@@ -77,11 +91,12 @@ def run_in_child(work: Callable[[], bytes], seconds: float, memory: int | None =
     others = _children()
     began, reply = time.monotonic(), None
     reading, writing = os.pipe()
+    parent = os.getpid()
     with _first_to_end():
         child = os.fork()
     if child == 0:
         os.close(reading)
-        _child_main(work, writing, seconds, memory)
+        _child_main(work, writing, parent, seconds, memory)
     os.close(writing)
     try:
         reply = _read_reply(reading, child, began + seconds + min(_STORE_TIMEOUT_S, seconds / 2))
@@ -93,22 +108,71 @@ def run_in_child(work: Callable[[], bytes], seconds: float, memory: int | None =
     return reply
 
 
+class StayingChild:
+    """A forked child that stays: it does ``work`` over a connection to this process, and then ends.
+
+    Args:
+        work: what the child does, with its end of the connection.
+        memory: bytes of address space that it may add, and so may each of its own children; None
+            means no limit.
+    """
+
+    def __init__(self, work: Callable[[socket.socket], None], memory: int | None = None) -> None:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._others, parent = _children(), os.getpid()
+        self.connection, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                _close_sockets(theirs.fileno())
+                _confine(parent, memory)
+                work(theirs)
+                code = 0
+            except BaseException:
+                log.exception("a process of the gate ended")
+            finally:
+                os._exit(code)
+        theirs.close()
+
+    def end(self) -> str:
+        """Kill it, and all that it has started; what it had ended with, if it had, in words."""
+        self.connection.close()
+        return _exit_reason(_kill_all(self.pid, self._others))
+
+
+def _close_sockets(kept: int) -> None:
+    """Close the sockets that a child has inherited, but for one: else others would wait for it."""
+    for each in Path("/proc/self/fd").iterdir():
+        number = int(each.name)
+        with suppress(OSError):  # the folder's own descriptor
+            if number > 2 and number != kept and stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.close(number)
+
+
+def _confine(parent: int, memory: int | None) -> None:
+    """In a child: end with its parent, gain no rights, and take so much memory at most."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it has ended already
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # then only a record raises KeyboardInterrupt
+    if "torch" in sys.modules:  # a fork has none of its parent's threads, and waits for them
+        sys.modules["torch"].set_num_threads(1)
+    if memory is not None:
+        most = _address_space() + memory
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
 def _child_main(
-    work: Callable[[], bytes], writing: int, seconds: float, memory: int | None
+    work: Callable[[], bytes], writing: int, parent: int, seconds: float, memory: int | None
 ) -> None:
     """In the child: write the whole reply or nothing, then exit without the parent's clean-up."""
     code = 1
     try:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # then only a record raises KeyboardInterrupt
+        _confine(parent, memory)
         contain_all()
-        if "torch" in sys.modules:  # a fork has none of its parent's threads, and waits for them
-            sys.modules["torch"].set_num_threads(1)
-        if memory is not None:
-            most = _address_space() + memory
-            resource.setrlimit(resource.RLIMIT_AS, (most, most))
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))
         reply = work()
@@ -187,6 +251,14 @@ def _children() -> set[int]:
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
             children.update(map(int, listed.read_text(encoding="ascii").split()))
     return children
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this machine has, or that its container may use if that is less."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return found
 
 
 def _address_space() -> int:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate: the data owner's process, the only one that reads the data, behind a Unix socket.
+"""The gate: the data owner's process behind a Unix socket, through which all replies leave.
 
     dpfed silo serve silo.toml
 
-One request at a time: a frame comes in, a forked child makes the reply, a frame goes out. The data,
-torch and the models are loaded once, in this process, and each child inherits them. Whatever a
-child does, or dies of, this process continues.
+One request at a time: a frame comes in, a child makes the reply, a frame goes out. The child is
+forked by another process, which has loaded the data (keeper.py). This one has no record: it decides
+who is heard, how often, and when a reply leaves. Whatever a child does, or dies of, it continues.
 
 | edge case                                        | what happens                               |
 |--------------------------------------------------|--------------------------------------------|
@@ -19,7 +19,9 @@ child does, or dies of, this process continues.
 | a sender that holds its last byte back           | ``answer_after`` counts from that byte     |
 | a child that starts processes of its own         | they end with it, in whatever session they |
 |                                                  | are, and no reply waits for them           |
-| this process is killed                           | its children end, too                      |
+| data that cannot be loaded, or end the process   | the gate ends with a sentence in its       |
+| that loads them                                  | owner's log, and opens no socket           |
+| this process is killed                           | the keeper and its children end, too       |
 | the socket's folder is not the owner's alone, or | refused: ``dpfed silo check`` says why     |
 | a link is in its path                            |                                            |
 | another gate serves from the same state          | this one ends with a sentence, before it   |
@@ -31,6 +33,7 @@ child does, or dies of, this process continues.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pwd
 import socket
@@ -46,16 +49,18 @@ import torch  # noqa: F401  likewise
 
 from dpfed.core.errors import DataError
 from dpfed.core.files import locked_file
-from dpfed.core.jail import ChildEnded, harden, run_in_child
+from dpfed.core.jail import harden
 from dpfed.core.log import OneLine, log
 from dpfed.silo.frames import LENGTH, receive
 from dpfed.silo.handler import RequestHandler
+from dpfed.silo.keeper import Asked, Keeper
 from dpfed.silo.owner import refuse_shared_state
 from dpfed.silo.policy import GatePolicy, Policy
 from dpfed.silo.publish import Publisher
 
 _LOCK, _LOCK_TIMEOUT_S = "gate.lock", 5.0
 _CREDENTIALS = struct.Struct("3i")
+_PATIENCE_S = 10.0  # for the keeper to end a child that takes too long, and to say so
 _LOOK_S = 5.0  # between two looks at the folder of the state
 _FRAME_TIMEOUT_S = 5.0  # for a whole request to come in, or a whole reply to be taken
 
@@ -127,14 +132,15 @@ def _run(
     policy: Policy, ready: Callable[[], None], digest: str, in_place: Callable[[], None]
 ) -> None:
     handler = RequestHandler(policy)
-    handler.open()
     users = {pwd.getpwnam(name).pw_uid for name in policy.gate.relay_users}
-    with listen(policy.gate) as gate:
-        log.info("the gate listens on %s", policy.gate.socket)
-        publisher = Publisher(handler)
-        publisher.begin(digest)
-        ready()
-        _serve(gate, handler, users, publisher, in_place)
+    with Keeper(handler) as keeper:
+        keeper.look(math.inf)
+        with listen(policy.gate) as gate:
+            log.info("the gate listens on %s", policy.gate.socket)
+            publisher = Publisher(handler)
+            publisher.begin(digest)
+            ready()
+            _serve(gate, keeper, users, publisher, in_place)
 
 
 def listen(gate: GatePolicy) -> socket.socket:
@@ -181,15 +187,16 @@ def refuse_open_folder(folder: Path, user: int | None = None) -> None:
 
 def _serve(
     gate: socket.socket,
-    handler: RequestHandler,
+    keeper: Keeper,
     users: set[int],
     publisher: Publisher,
     in_place: Callable[[], None],
 ) -> None:
-    recent: deque[float] = deque(maxlen=handler.policy.gate.per_minute)
+    recent: deque[float] = deque(maxlen=keeper.handler.policy.gate.per_minute)
     gate.settimeout(_LOOK_S)
     while True:
         in_place()
+        keeper.look()
         try:
             relay, _ = gate.accept()
         except TimeoutError:
@@ -200,13 +207,13 @@ def _serve(
                 time.sleep(max(0.0, recent[0] + 60 - time.monotonic()))
             recent.append(time.monotonic())
             try:
-                _serve_request(relay, handler, users)
+                _serve_request(relay, keeper, users)
             except Exception:
                 log.exception("a request failed; the gate continues")
         publisher.publish()  # once the reply has left
 
 
-def _serve_request(relay: socket.socket, handler: RequestHandler, users: set[int]) -> None:
+def _serve_request(relay: socket.socket, keeper: Keeper, users: set[int]) -> None:
     """Read one request of a connection, and send its reply."""
     packed = relay.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(packed)
@@ -214,39 +221,48 @@ def _serve_request(relay: socket.socket, handler: RequestHandler, users: set[int
         if user not in (0, os.geteuid()):  # whose health checks connect and close
             log.warning("refused user %d, whom gate.relay_users does not name", user)
         return
-    policy = handler.policy.gate
+    policy = keeper.handler.policy.gate
     deadline = time.monotonic() + _FRAME_TIMEOUT_S
     relay.settimeout(_FRAME_TIMEOUT_S)
     if not relay.recv(1, socket.MSG_PEEK):
         return  # a health check
     order = _receive_frame(relay, policy.most_bytes, deadline)
     began = time.monotonic()  # at the last byte: a sender who holds it back gains nothing
-    reply = _reply_in_time(handler, order, began)
+    reply = _reply_in_time(keeper, order, began)
     time.sleep(max(0.0, began + policy.answer_after - time.monotonic()))
     if reply is not None:
         relay.settimeout(_FRAME_TIMEOUT_S)
         relay.sendall(LENGTH.pack(len(reply)) + reply)
 
 
-def _reply_in_time(handler: RequestHandler, order: bytes, began: float) -> bytes | None:
+def _reply_in_time(keeper: Keeper, order: bytes, began: float) -> bytes | None:
     """The reply to an order; None if even zero rows were not made in time."""
-    policy = handler.policy.gate
+    peek, policy = keeper.handler.peek(order), keeper.handler.policy.gate
+    if peek.refusal is not None:
+        return peek.refusal
 
-    def seconds(fraction: float) -> float:
-        """How long a child may take that must end within this fraction of ``answer_after``."""
-        if not policy.answer_after:
-            return policy.longest
-        last = began + fraction * policy.answer_after
-        return min(policy.longest, max(0.0, last - time.monotonic()))
+    def ask(fraction: float, *, zero_rows: bool) -> bytes | None:
+        """What a child makes that must end within this fraction of ``answer_after``."""
+        now = time.monotonic()
+        deadline, last = now + policy.longest, now + policy.longest + _PATIENCE_S
+        if policy.answer_after:
+            deadline = min(deadline, max(now, began + fraction * policy.answer_after))
+            last = began + policy.answer_after
+        asked = Asked(
+            order=order,
+            training=peek.training,
+            came=keeper.handler.came,
+            deadline=deadline,
+            zero_rows=zero_rows,
+        )
+        return keeper.ask(asked, last)
 
-    reply = handler.refuse_early(order)
-    if reply is None:
-        reply = _run_in_child(lambda: handler.reply(order), seconds(0.5))
+    reply = ask(0.5, zero_rows=False)
     if reply is None:
         log.warning(
             "the child of a request ended without a reply; a second one sends an all-zero update"
         )
-        reply = _run_in_child(lambda: handler.reply(order, zero_rows=True), seconds(1.0))
+        reply = ask(1.0, zero_rows=True)
     if reply is None:
         log.error("no reply is sent: zero rows were not made in time, either")
     return reply
@@ -258,12 +274,3 @@ def _receive_frame(relay: socket.socket, most: int, deadline: float) -> bytes:
     if size > most:
         raise DataError(f"a request must be at most {most} bytes, got {size}; see gate.most_bytes")
     return receive(relay, size, deadline)
-
-
-def _run_in_child(work: Callable[[], bytes], longest: float) -> bytes | None:
-    """What ``work`` returns in a child; None if the child dies, or takes too long."""
-    try:
-        return run_in_child(work, longest)
-    except ChildEnded as error:
-        log.warning("a request's child ended with %s", error)
-        return None

@@ -37,7 +37,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import RecordDict
 
@@ -77,6 +77,15 @@ _MAX_TRAININGS_BUILT = 8  # kept in memory; others are built again when an order
 _MAX_PEEKED_BYTES = 1 << 16  # an order up to this size may be refused without a child process
 
 
+class Peek(NamedTuple):
+    """What is known of an order before its reply is made."""
+
+    refusal: bytes | None
+    """The reply, if it is refused already."""
+    training: str
+    """The approved training that it names; "" if that is not known yet."""
+
+
 @dataclass(eq=False)
 class RequestHandler(Owner):
     """Makes the gate's replies from policy, data and approved trainings, which are loaded once."""
@@ -85,8 +94,8 @@ class RequestHandler(Owner):
     blocks: dict[str, Blocks] = field(default_factory=dict)
     """Of data that arrives: its records by block."""
     _trainings: dict[str, tuple[Terms, Problem]] = field(default_factory=dict)
-    _came: dt.datetime | None = None
-    """When the order that is answered now came in."""
+    came: dt.datetime | None = None
+    """When the order that is answered now came in; None means now."""
 
     def open(self) -> None:
         """Load the data, let the owner's budgets stand, and build what is approved."""
@@ -108,8 +117,9 @@ class RequestHandler(Owner):
             try:
                 with say_if_slow(f"building training {approval.name}"):
                     self.training(approval.name)
-            except DpfedError as error:  # the others continue
-                log.warning("training %s cannot run here: %s", approval.name, error)
+            except Exception as error:  # the others continue
+                said = error if isinstance(error, DpfedError) else type(error).__name__
+                log.warning("training %s cannot run here: %s", approval.name, said)
 
     def _open_blocks(self, name: str, data: DataPolicy, ledger: Ledger) -> None:
         rule, account = data.block_rule, ledger.balance().base_of(name)
@@ -162,6 +172,19 @@ class RequestHandler(Owner):
         problem: Problem = terms.model.problem(records)
         return problem
 
+    def prepare(self, name: str) -> None:
+        """Build a training that was approved after the gate began, so that children inherit it.
+
+        Args:
+            name: the training's; one that is not approved is left alone.
+        """
+        if name not in self._trainings:
+            with suppress(Exception):  # the child that comes next refuses, and logs it
+                self.training(name)
+            return
+        if next(reversed(self._trainings)) != name:
+            self._trainings[name] = self._trainings.pop(name)
+
     def reply(self, order: bytes, zero_rows: bool = False) -> bytes:
         """The bytes that may leave for an order: a release, an enrolment, or an error's name.
 
@@ -173,46 +196,32 @@ class RequestHandler(Owner):
         reply = respond(content, _OrderNode(self, content, zero_rows))
         if zero_rows and not reply.config_records[CONTROL].get("error"):
             said = "a child died, or took too long"
-            self.approvals.note(ZERO_ROWS, _training_name(content), said, self._came)
+            self.approvals.note(ZERO_ROWS, _training_name(content), said, self.came)
         return self._count_reply(content, reply)
 
-    @property
-    def came(self) -> dt.datetime:
-        """When the order came in that is answered now."""
-        return self._came or clock_time()
-
-    def refuse_early(self, order: bytes) -> bytes | None:
-        """Refuse an order that names no approved training, before a child is made; else None.
+    def peek(self, order: bytes) -> Peek:
+        """Look at an order without the data, and refuse one that names no approved training.
 
         A long order is left to a child: parsing a few bytes may make many objects.
         """
-        self._came = clock_time()
+        self.came = clock_time()
         content = _read(order) if len(order) <= _MAX_PEEKED_BYTES else None
         if content is None:
-            return None
+            return Peek(None, "")
         control: Any = content.config_records.get(CONTROL, {})
         if self.approvals.known(_training_name(content)):
-            self._prepare(_training_name(content))
-            return None
+            return Peek(None, _training_name(content))
         if control.get(TERMS) and self.has_rules:
-            return None
+            return Peek(None, "")
         enrolling = control.get("stage") == ENROL
         at = Envelope(0, 0, ENROL, -1) if enrolling else Envelope(-1, -1, "", -1)
-        return self._count_reply(content, write_reply(at, ClientRefused("UnsoundPlan")))
-
-    def _prepare(self, name: str) -> None:
-        """Build a training that was approved after the gate began, so that children inherit it."""
-        if name not in self._trainings:
-            with suppress(DpfedError):  # the child that comes next refuses, and logs it
-                self.training(name)
-            return
-        if next(reversed(self._trainings)) != name:
-            self._trainings[name] = self._trainings.pop(name)
+        refused = write_reply(at, ClientRefused("UnsoundPlan"))
+        return Peek(self._count_reply(content, refused), "")
 
     def _count_reply(self, content: RecordDict, reply: RecordDict) -> bytes:
         error = reply.config_records[CONTROL].get("error")
         kind = "refused" if error else "answered"
-        self.approvals.note(kind, _training_name(content), str(error or ""), self._came)
+        self.approvals.note(kind, _training_name(content), str(error or ""), self.came)
         return to_bytes(reply)
 
 
@@ -271,7 +280,8 @@ class _OrderNode:
 
     def head(self) -> bytes:
         """The signed head of the ledger as it is now."""
-        found = take_head(self.ledger, int(self.handler.came.timestamp()) * 1_000_000)
+        came = self.handler.came or clock_time()
+        found = take_head(self.ledger, int(came.timestamp()) * 1_000_000)
         return sign_head(found, self.handler.key)
 
     @property

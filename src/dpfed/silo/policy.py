@@ -110,7 +110,7 @@ class GatePolicy(_Table, frozen=True):
     answer_after: float = 0.0
     """Seconds after which every reply leaves, of zero rows if it took over half; 0: when done."""
     longest: float = 600.0
-    """The maximum seconds for a reply; beyond that it has zero rows."""
+    """The maximum seconds for a reply, beyond which it has zero rows; and for loading the data."""
     most_bytes: int = 1 << 26
     """The maximum size of a request."""
     per_minute: int = 600
