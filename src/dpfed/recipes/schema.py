@@ -501,10 +501,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # or a name with a zero byte
         raise RecipeError(
-            f"recipe {str(path)!r} cannot be read ({error.strerror}); give the path of a TOML "
-            f"file, such as 'dpfed new NAME --recipe' writes"
+            f"recipe {str(path)!r} cannot be read ({getattr(error, 'strerror', error)}); give the "
+            f"path of a TOML file, such as 'dpfed new NAME --recipe' writes"
         ) from error
     return toml_tables(content, path)
 
